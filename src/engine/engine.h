@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * engine.h - what the edges (the FUSE daemon, its session socket, libmoment embedded) see of the
+ * engine.
+ *
+ * An engine is one backing directory opened by one process: catalog + cache + pool + io + arena +
+ * the loop thread. Names and attributes are namespace.h's (engine_ns()), synchronous; everything
+ * that touches file data or the drive is an op, asynchronous.
+ *
+ * Threads and locks, written once, here:
+ * - the loop thread (loop.h) owns cache, policy, pool allocation, io, sessions, commits: no locks
+ * inside;
+ * - the namespace has one mutex, a leaf: taken by any thread, also the loop's, for microseconds,
+ * with nothing else taken inside it and no I/O under it;
+ * - the catalog's SQLite connection is used by one work thread at a time, handed over by the loop
+ * thread;
+ * - work threads touch block memory only while the loop thread has the block pinned for them.
+ * There is no lock order to remember because no thread ever holds two.
+ *
+ * Errors are 0 or -errno everywhere.
+ */
+#ifndef ENGINE_ENGINE_H
+#define ENGINE_ENGINE_H
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "engine/arena.h"
+#include "engine/io.h"
+#include "engine/loop.h"
+#include "engine/namespace.h"
+#include "engine/types.h"
+
+struct engine;
+struct session;
+
+#define ENGINE_COMMIT_OFF (-1)
+
+enum engine_log_level { ENGINE_LOG_ERROR, ENGINE_LOG_WARNING, ENGINE_LOG_NOTICE, ENGINE_LOG_DEBUG };
+
+/* At a step boundary: the kernel's pages of these inodes are stale. Call engine_boundary_done()
+ * when they are gone. */
+struct engine_boundary {
+	const uint64_t *inos;
+	size_t n;
+	void (*done)(struct engine_boundary *); /* the engine's */
+};
+
+struct engine_opts {
+	uint64_t ram; /* bytes of the RAM tier, 0: a quarter of what this process may use (cgroups
+			 counted) */
+	bool ram_forced; /* the user named it: more than the cgroup allows is an error, not a clamp
+			  */
+	uint32_t block;	 /* bytes, when making the backing, 0: 2 MiB; if set and the backing has
+			    another: an error */
+	uint64_t size;	 /* most bytes of the pool, 0: as the host allows */
+	int commit_seconds; /* ENGINE_COMMIT_OFF; 60 is the default of the front ends */
+	enum io_engine io;
+	enum io_direct direct;
+	enum arena_huge huge;
+	bool readonly;
+	bool wait; /* the backing is in use by a holder that is committing: wait for it (and say so
+		      by log) */
+	unsigned int wait_ms; /* else: how long to wait for a holder to go, 0: fail at once */
+	const char *holder; /* "momentfs on /mnt/x" or "train.py (embedded)": what a refused second
+			       holder is told */
+	const char *trace;  /* file for the trace of blocks and I/O, NULL: none */
+	const char *faults; /* fault injection, NULL: from the environment variable MOMENT_FAULTS */
+	bool no_learn;	    /* debug: do not learn the order of steps (hints only) */
+	/* hooks, may be NULL */
+	void (*log)(void *arg, enum engine_log_level level, const char *msg); /* any thread */
+	void (*boundary)(void *arg,
+			 struct engine_boundary *b); /* loop thread: must not block; see above */
+	void *arg;
+};
+
+/*
+ * Opens (making it if absent or empty, unless readonly) the backing directory. err gets a message
+ * for people that names the thing, the amount and the way out. -ENOTDIR, -ENOTEMPTY (not empty and
+ * not ours), -EACCES, -EROFS, -EBUSY (in use, by whom), -EPROTONOSUPPORT (newer format), -EUCLEAN
+ * (damaged), -ENOMEM, -EINVAL (ram too small: what would do), -ENOSPC.
+ */
+int engine_open(const char *backing, const struct engine_opts *opts, struct engine **out, char *err,
+		size_t errlen);
+
+/*
+ * Ends: drops sessions, commits (unless torn, readonly or !commit), releases the backing. Returns
+ * the commit's result; the engine is gone in any case. No op may be outstanding. Not from the loop
+ * thread.
+ */
+int engine_close(struct engine *e, bool commit);
+
+/* Like a kill -9 of the process as far as the backing goes, for tests: no commit, nothing more is
+ * written. */
+void engine_abandon(struct engine *e);
+
+struct ns *engine_ns(struct engine *e);
+struct loop *engine_loop(struct engine *e);
+struct arena *engine_arena(struct engine *e);
+uint32_t engine_block(const struct engine *e);
+bool engine_readonly(const struct engine *e);
+const char *engine_backing(const struct engine *e); /* absolute path */
+
+/* ---- ops -------------------------------------------------------------------------------- */
+
+enum engine_op_kind {
+	ENGINE_READ,  /* ino off len -> res: bytes (0 at or past the end), iov/iovcnt point at them
+		       */
+	ENGINE_WRITE, /* ino off len data -> res: bytes (all) or -errno; extends the file */
+	ENGINE_TRUNCATE, /* ino, len: the new size */
+	ENGINE_PUNCH,	 /* ino off len: zeros, size unchanged, space given back */
+	ENGINE_ALLOCATE, /* ino off len: reserves space so that writes there cannot fail; arg 1:
+			    keep size */
+	ENGINE_SEEK,	 /* ino off, arg SEEK_DATA or SEEK_HOLE -> res: offset or -ENXIO */
+	ENGINE_FSYNC,	 /* ino: durable on return; a file of an open step: returns at once (durable
+			    with the step) */
+	ENGINE_SYNC, /* everything that may be committed now, durable on return (momentctl commit,
+			unmount) */
+	ENGINE_PREFETCH,   /* ino off len: a hint; completes at once */
+	ENGINE_STEP_BEGIN, /* arg: step. A plain bracket (.moment/step): until the end no commit
+			      takes anything plain. -EBUSY */
+	ENGINE_STEP_END,   /* arg: step; -EINVAL if another one is open */
+	ENGINE_ROLLBACK,   /* everything back to the last commit; -EBUSY while anything is open for
+			      writing or a live session has a step open */
+	ENGINE_SCRUB,	   /* reads and verifies every extent, low priority; result in status; res:
+			      number of damaged extents */
+	ENGINE_RESIDENT,   /* ino -> res 0, out.resident/out.dirty/out.bytes */
+};
+
+#define ENGINE_OP_SEGS 34 /* blocks that one op may touch */
+#define ENGINE_OP_MAX \
+	(1024u * 1024) /* bytes that one READ or WRITE may carry; larger: -EINVAL, split it */
+
+struct block;
+
+/*
+ * Filled in by the caller, embedded in its request. Belongs to the engine from engine_submit()
+ * until done() is entered. done() runs on a work thread for READ and WRITE (it may copy and make
+ * system calls; the READ's iov is valid until it returns), on the loop thread for the others (it
+ * must not block; replying to FUSE is fine).
+ */
+struct engine_op {
+	enum engine_op_kind kind;
+	uint64_t ino, off, len, arg;
+	const void *data;
+	void (*done)(struct engine_op *);
+	int64_t res;
+	struct {
+		uint64_t resident, dirty, bytes;
+	} out;
+	int iovcnt;
+	struct iovec iov[ENGINE_OP_SEGS];
+	/* the engine's: */
+	struct engine *e;
+	struct loop_task task;
+	struct loop_work work;
+	struct list link;
+	struct block *blocks[ENGINE_OP_SEGS];
+	unsigned int nblocks, missing, state;
+	uint64_t pos;
+	bool cancelled;
+};
+
+void engine_submit(struct engine *e, struct engine_op *op);
+
+/* Submits and waits. Not from the loop thread. For READ, data is copied to `buf` (len bytes). Ops
+ * of any length: split here. Returns op's res. */
+int64_t engine_call(struct engine *e, enum engine_op_kind kind, uint64_t ino, uint64_t off,
+		    uint64_t len, uint64_t arg);
+int64_t engine_pread(struct engine *e, uint64_t ino, void *buf, uint64_t len, uint64_t off);
+int64_t engine_pwrite(struct engine *e, uint64_t ino, const void *buf, uint64_t len, uint64_t off);
+
+/* Any thread: if the op is still waiting it completes with -EINTR (a commit it asked for goes on);
+ * else nothing. The op must not complete meanwhile in the caller's eyes: call it with a lock that
+ * done() takes too. */
+void engine_cancel(struct engine *e, struct engine_op *op);
+
+/* ---- status ----------------------------------------------------------------------------- */
+
+/*
+ * JSON object text, malloc'ed: backing, version, block, ram {...}, io {...}, pool {...}, catalog,
+ * commit {seq, step, age, running, error}, session {...}, step {open, torn}, counters, errors
+ * [...], scrub {...}. Not from the loop thread.
+ */
+char *engine_status_json(struct engine *e);
+/* Prometheus text exposition of the counters, malloc'ed. Not from the loop thread. */
+char *engine_stats_text(struct engine *e);
+
+struct engine_statfs {
+	uint64_t block, total, free, files;
+};
+void engine_get_statfs(struct engine *e, struct engine_statfs *s); /* any thread but the loop's */
+
+struct engine_step_state {
+	uint64_t committed, open, boundary; /* UINT64_MAX: none */
+	bool torn;
+	int error;
+};
+void engine_get_step(struct engine *e, struct engine_step_state *s); /* any thread but the loop's */
+
+/* ---- sessions (protocol.h), for the socket edge and for libmoment embedded ------------------ */
+
+struct session_opts {
+	pid_t pid;
+	uid_t uid;
+	/*
+	 * Sends a reply: loop thread; must not block and must take the bytes (queue them if the
+	 * socket is full). pass_arena: this is the HELLO reply, send the arena's fd with it.
+	 */
+	void (*reply)(void *arg, const void *msg, size_t len, bool pass_arena);
+	void *arg;
+};
+
+/* Loop thread. */
+int session_create(struct engine *e, const struct session_opts *opts, struct session **out);
+/* Loop thread: one whole message. A malformed one: returns -EPROTO, and the edge should end the
+ * session. */
+int session_receive(struct session *s, const void *msg, size_t len);
+/* Loop thread: the client has gone. Leases are dropped; an open step is torn. */
+void session_destroy(struct session *s);
+
+#endif
