@@ -55,8 +55,12 @@ struct pool_info {
 	const char *host_fs; /* "ext4", "xfs", "btrfs", "tmpfs", ... or hex magic */
 };
 
-/* 0 or -errno; *why (may be NULL) gets a static or pool-owned text that says what is wrong for a
- * damaged or foreign file. */
+/*
+ * 0 or -errno; *why (may be NULL) gets a static text that says what is wrong with the file, to be
+ * put after its name; "" where errno says it all. -EINVAL: not a pool, or another block size than
+ * asked for; -EPROTONOSUPPORT: written by a newer version; -ESTALE: another uuid; -EUCLEAN:
+ * damaged or cut off.
+ */
 int pool_open(const struct pool_opts *opts, struct pool **out, const char **why);
 void pool_close(struct pool *p);
 int pool_fd(const struct pool *p);
@@ -75,6 +79,9 @@ int pool_alloc(struct pool *p, uint32_t len, struct poff *out);
 
 /* The run becomes reusable now. */
 void pool_free(struct pool *p, struct poff off, uint32_t len);
+
+/* True if all of the range is in extents: allocated or marked. For fsck and tests. */
+bool pool_is_allocated(const struct pool *p, struct poff off, uint64_t len);
 
 /*
  * Growth in three parts, one growth at a time: begin (loop thread) decides the new size, at least
