@@ -29,6 +29,8 @@
 
 #include <stdint.h>
 
+#include "moment/dtype.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -82,13 +84,6 @@ enum moment_role {
 	MOMENT_ROLES = 4,
 };
 
-enum moment_dtype {
-	MOMENT_F32 = 0,
-	MOMENT_BF16 = 1,
-	MOMENT_F16 = 2,
-	MOMENT_F64 = 3,
-};
-
 /* HELLO. -EPROTO: other version; -EACCES: other user; -EBUSY: another session writes (its pid in
  * the text); -ESTALE: the state is torn and ROLLBACK was not asked for. */
 #define MOMENT_HELLO_READONLY 1u /* readers without limit; no steps */
@@ -112,6 +107,8 @@ struct moment_hello_reply {
 	uint64_t committed_step; /* MOMENT_STEP_NONE: never */
 	uint64_t rolled_back;	 /* the torn step that was dropped, or MOMENT_STEP_NONE */
 	uint64_t ram;		 /* of the tier, bytes */
+	uint64_t quota_small;	 /* the part of the quota that blocks of up to half a block size may
+				    take */
 	uint32_t daemon_pid;
 	uint32_t pad;
 };
