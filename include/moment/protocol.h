@@ -29,7 +29,7 @@
 
 #include <stdint.h>
 
-#include "moment/dtype.h"
+#include "moment/types.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,7 +40,6 @@ extern "C" {
 #define MOMENT_SOCKET_NAME	"session.sock"
 #define MOMENT_NAME_MAX		65535u /* bytes in a parameter's name; what fits a message */
 #define MOMENT_NDIM_MAX		64u
-#define MOMENT_STEP_NONE	UINT64_MAX
 
 enum moment_msg_type {
 	MOMENT_MSG_HELLO = 1,
@@ -73,15 +72,6 @@ struct moment_reply {
 	struct moment_msg h;
 	int32_t status; /* 0 or -errno */
 	uint32_t text_len;
-};
-
-/* The arrays of one parameter. */
-enum moment_role {
-	MOMENT_ROLE_EXP_AVG = 0,
-	MOMENT_ROLE_EXP_AVG_SQ = 1,
-	MOMENT_ROLE_MASTER = 2,
-	MOMENT_ROLE_MAX_EXP_AVG_SQ = 3,
-	MOMENT_ROLES = 4,
 };
 
 /* HELLO. -EPROTO: other version; -EACCES: other user; -EBUSY: another session writes (its pid in
