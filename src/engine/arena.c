@@ -60,9 +60,9 @@ struct arena {
 	uint32_t *free_chunks; /* [chunks], a stack */
 	uint32_t free_count;
 
-	struct unit *units;    /* [small_max << unit_shift] */
-	uint32_t *slot_chunk;  /* [small_max] */
-	uint32_t *free_slots;  /* [small_max], a stack */
+	struct unit *units;	/* [small_max << unit_shift] */
+	uint32_t *slot_chunk;	/* [small_max] */
+	uint32_t *free_slots;	/* [small_max], a stack */
 	uint32_t heads[ORDERS]; /* of the lists of free pieces */
 };
 

@@ -16,9 +16,9 @@
  * does not end in the OOM killer either.
  *
  * The order is the caller's to keep: create, then register with the ring. Memory that is already
- * registered cannot be collapsed (EAGAIN), and punching it (MADV_REMOVE, FALLOC_FL_PUNCH_HOLE) would
- * part the registration from the mapping. Nobody does that: the seals forbid a change of size, and
- * nothing in here gives memory back before the end.
+ * registered cannot be collapsed (EAGAIN), and punching it (MADV_REMOVE, FALLOC_FL_PUNCH_HOLE)
+ * would part the registration from the mapping. Nobody does that: the seals forbid a change of
+ * size, and nothing in here gives memory back before the end.
  */
 #include "engine/arena_map.h"
 
@@ -33,6 +33,7 @@
 #include "engine/memory.h"
 
 #define HUGE_PAGE (2ull << 20)
+#define GIVE_UP	  64 /* failures in a row: each may have the kernel compact memory for long */
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -159,31 +160,42 @@ static int64_t measure_huge(const struct arena_map *m)
 	return seen ? (int64_t)bytes : -ENOENT;
 }
 
+/* 0 or an errno. EAGAIN: the page was busy for a moment. */
+static int collapse_at(const struct arena_map *m, uint64_t off)
+{
+	for (int tries = 3;; tries--) {
+		if (!madvise((char *)m->base + off, HUGE_PAGE, MADV_COLLAPSE))
+			return 0;
+		if (errno != EAGAIN || !tries)
+			return errno;
+	}
+}
+
 /* Populates the memfd, by huge pages as far as `collapse` and the kernel allow. */
 static int populate(struct arena_map *m, bool collapse)
 {
-	uint64_t whole = 0, got = 0;
+	uint64_t whole = m->size / HUGE_PAGE, got = 0;
+	unsigned int failures = 0; /* in a row */
 	int64_t measured;
 	int rc, why = 0;
 
 	for (uint64_t off = 0; off < m->size; off += HUGE_PAGE) {
 		uint64_t len = min_u64(HUGE_PAGE, m->size - off);
 
-		if (collapse && len == HUGE_PAGE) {
-			whole++;
+		if (collapse && len == HUGE_PAGE && failures < GIVE_UP) {
 			rc = allocate(m, off, MOMENT_UNIT);
 			if (rc)
 				return rc;
 			touch(m, off);
-			if (!madvise((char *)m->base + off, HUGE_PAGE, MADV_COLLAPSE)) {
+			rc = collapse_at(m, off);
+			if (!rc) {
 				touch(m, off); /* maps it: collapsing may leave that to a fault */
 				got++;
+				failures = 0;
 				continue;
 			}
-			why = errno;
-			/* EINVAL does not depend on the place: this kernel never will. */
-			if (why == EINVAL)
-				collapse = false;
+			why = rc;
+			failures = why == EINVAL && !got ? GIVE_UP : failures + 1;
 		}
 		rc = allocate(m, off, len);
 		if (rc)
@@ -199,20 +211,21 @@ static int populate(struct arena_map *m, bool collapse)
 			m->huge = (uint64_t)measured;
 		m->kind = "collapsed";
 	}
-	if (why == EINVAL)
-		snprintf(m->reason, sizeof(m->reason),
-			 "the kernel does not collapse shared memory (MADV_COLLAPSE: Linux 6.1, and "
-			 "shmem_enabled not \"deny\"); reserve huge pages (vm.nr_hugepages)");
+	if (!collapse)
+		snprintf(m->reason, sizeof(m->reason), "switched off");
+	else if (!whole)
+		snprintf(m->reason, sizeof(m->reason), "smaller than one huge page of 2 MiB");
+	else if (why == EINVAL && !got)
+		snprintf(
+			m->reason, sizeof(m->reason),
+			"the kernel does not collapse shared memory (MADV_COLLAPSE: Linux 6.1, and "
+			"shmem_enabled not \"deny\"); reserve huge pages (vm.nr_hugepages)");
 	else if (why)
 		snprintf(m->reason, sizeof(m->reason),
 			 "%" PRIu64 " of %" PRIu64 " huge pages could not be made (%s); free or "
 			 "compact memory (vm.compact_memory), or reserve huge pages "
 			 "(vm.nr_hugepages)",
 			 whole - got, whole, strerrordesc_np(why));
-	else if (collapse && !whole)
-		snprintf(m->reason, sizeof(m->reason), "smaller than one huge page of 2 MiB");
-	else if (!collapse)
-		snprintf(m->reason, sizeof(m->reason), "switched off");
 	return 0;
 }
 

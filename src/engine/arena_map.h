@@ -10,7 +10,7 @@
 
 struct arena_map {
 	int fd;
-	void *base;	  /* 2 MiB-aligned */
+	void *base; /* 2 MiB-aligned */
 	uint64_t size;
 	uint64_t huge;	  /* bytes on huge pages */
 	const char *kind; /* as in arena_info */

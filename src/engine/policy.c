@@ -129,7 +129,7 @@ int policy_create(struct policy **out, uint32_t blocks)
 	/* At least one bit, so that the shift in ghost_find() is defined. */
 	p->bucket_bits = ghosts > 1 ? 32 - (unsigned int)__builtin_clz(ghosts - 1) : 1;
 	for (int i = 0; i < POLICY_CLASSES; i++) {
-		if (class_init(&p->class[i], ghosts, p->bucket_bits)) {
+		if (class_init(&p->class[i], ghosts, p -> bucket_bits)) {
 			policy_destroy(p);
 			return -ENOMEM;
 		}

@@ -65,16 +65,11 @@ static const struct {
 	bool cow; /* or unknown, because something else is below */
 	const char *name;
 } host_kinds[] = {
-	{EXT4_SUPER_MAGIC, false, "ext4"},
-	{XFS_SUPER_MAGIC, false, "xfs"},
-	{TMPFS_MAGIC, false, "tmpfs"},
-	{F2FS_SUPER_MAGIC, false, "f2fs"},
-	{NFS_SUPER_MAGIC, false, "nfs"},
-	{FUSE_SUPER_MAGIC, true, "fuse"},
-	{BTRFS_SUPER_MAGIC, true, "btrfs"},
-	{ZFS_MAGIC, true, "zfs"},
-	{BCACHEFS_MAGIC, true, "bcachefs"},
-	{OVERLAYFS_SUPER_MAGIC, true, "overlay"},
+	{EXT4_SUPER_MAGIC, false, "ext4"},  {XFS_SUPER_MAGIC, false, "xfs"},
+	{TMPFS_MAGIC, false, "tmpfs"},	    {F2FS_SUPER_MAGIC, false, "f2fs"},
+	{NFS_SUPER_MAGIC, false, "nfs"},    {FUSE_SUPER_MAGIC, true, "fuse"},
+	{BTRFS_SUPER_MAGIC, true, "btrfs"}, {ZFS_MAGIC, true, "zfs"},
+	{BCACHEFS_MAGIC, true, "bcachefs"}, {OVERLAYFS_SUPER_MAGIC, true, "overlay"},
 };
 
 static void look_at_host(struct pool *p)
@@ -105,13 +100,18 @@ static uint64_t host_free(const struct pool *p)
 	return (uint64_t)st.f_bavail * st.f_frsize / MOMENT_UNIT * MOMENT_UNIT;
 }
 
-/* Makes the file reach to `to`, reserved where the host can. */
+static bool cannot_reserve(int err)
+{
+	return err == EOPNOTSUPP || err == ENOSYS;
+}
+
+/* Makes the file, which ends at `from` or later, reach to `to`; reserved where the host can. */
 static int extend(struct pool *p, uint64_t from, uint64_t to)
 {
 	while (!atomic_load(&p->sparse)) {
 		if (!fallocate(p->fd, 0, (off_t)from, (off_t)(to - from)))
 			return 0;
-		if (errno == EOPNOTSUPP || errno == ENOSYS)
+		if (cannot_reserve(errno))
 			atomic_store(&p->sparse, true);
 		else if (errno == EDQUOT || errno == EFBIG)
 			return -ENOSPC;
@@ -178,8 +178,12 @@ static int read_file(struct pool *p, const struct pool_opts *o, uint64_t *size, 
 	}
 	/* Bytes of a last incomplete unit are of a growth that a crash cut short. */
 	*size = (uint64_t)st.st_size / MOMENT_UNIT * MOMENT_UNIT;
-	/* The region is there already, so this only asks whether the host can reserve. */
-	return p->readonly ? 0 : extend(p, 0, POOL_SUPER_SIZE);
+	/* The region is there already, so this only asks whether the host can reserve at all; on a
+	 * full disk it may fail otherwise, which does not matter. */
+	if (!p->readonly && fallocate(p->fd, FALLOC_FL_KEEP_SIZE, 0, POOL_SUPER_SIZE) &&
+	    cannot_reserve(errno))
+		atomic_store(&p->sparse, true);
+	return 0;
 }
 
 int pool_open(const struct pool_opts *o, struct pool **out, const char **why)

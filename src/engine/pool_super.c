@@ -57,7 +57,7 @@ _Static_assert(offsetof(struct slot, commit_seq) == 32, "slot is an on-disk form
 _Static_assert(offsetof(struct slot, generation) == 40, "slot is an on-disk format");
 _Static_assert(offsetof(struct slot, reserved) == 48, "slot is an on-disk format");
 _Static_assert(offsetof(struct slot, checksum) == 4088, "slot is an on-disk format");
-_Static_assert(POOL_SLOTS * POOL_SLOT_SIZE <= POOL_PROBE_OFF, "slots end before the probe");
+_Static_assert(POOL_SLOTS *POOL_SLOT_SIZE <= POOL_PROBE_OFF, "slots end before the probe");
 _Static_assert(POOL_PROBE_OFF + MOMENT_UNIT <= POOL_SUPER_SIZE, "the probe is in the superblock");
 
 static uint64_t checksum(const struct slot *s)
