@@ -56,6 +56,8 @@ struct io_opts {
 	void *buf;	      /* the arena, to be registered with the ring (may be NULL) */
 	size_t buf_len;
 	const char *faults; /* fault injection spec, NULL or "": none; see io_fault.c */
+	char *why;	    /* NULL, or where io_create() says in words why it failed */
+	size_t why_len;
 };
 
 struct io_info {
