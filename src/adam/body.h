@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The arithmetic of all optimizers, once. Each instruction set's file defines a vector of VW floats (1, 8
+ * or 16) and the operations on it, then includes this, and gets its kernels.
+ *
+ * An instruction set gives
+ *	vf, vf_mask	a vector of VW floats; what a comparison of two gives
+ *	struct vd	VW sums in double, for the lanes of one vf
+ *	v_load v_load_bf16 v_load_f16, v_store v_store_bf16 v_store_f16	to and from unaligned memory
+ *	v_set1 v_add v_sub v_mul v_div v_sqrt v_fma
+ *	v_gt v_unordered v_select(mask, a, b)
+ *	v_keep(x, n)	x with all lanes from n on made +0
+ *	v_found(x)	MOMENT_FOUND_ bits
+ *	vd_zero vd_add_square(sum, x) vd_store
+ * Each is one correctly rounded IEEE operation or moves bits, so any two sets agree; only NaN payloads
+ * differ, and those are made one at the stores. Types and options are looked at once for each block: the branches are the
+ * same all through a call and cost nothing next to a division, and so there is one copy for all of them.
+ */
+#include <string.h>
+
+#include "adam/kernel.h"
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* The arrays of one slice; or of its last few elements, copied to whole blocks. */
+struct arrays {
+	unsigned char *p;
+	const unsigned char *g;
+	unsigned char *m, *v, *master, *vmax;
+};
+
+ALWAYS_INLINE vf load_as(const unsigned char *base, size_t i, uint32_t dtype)
+{
+	if (dtype == MOMENT_F32)
+		return v_load(base + 4 * i);
+	if (dtype == MOMENT_BF16)
+		return v_load_bf16(base + 2 * i);
+	return v_load_f16(base + 2 * i);
+}
+
+ALWAYS_INLINE void store_as(unsigned char *base, size_t i, uint32_t dtype, vf x)
+{
+	if (dtype == MOMENT_F32)
+		v_store(base + 4 * i, x);
+	else if (dtype == MOMENT_BF16)
+		v_store_bf16(base + 2 * i, x);
+	else
+		v_store_f16(base + 2 * i, x);
+}
+
+ALWAYS_INLINE vf one_nan(vf x)
+{
+	return v_select(v_unordered(x, x), v_set1(__builtin_nanf("")), x);
+}
+
+/* max that keeps a NaN on either side; + 0 so that a subnormal which was stored there becomes zero. */
+ALWAYS_INLINE vf max_nan(vf old, vf x)
+{
+	vf max = v_select(v_gt(x, old), x, old);
+
+	max = v_select(v_unordered(x, old), v_set1(__builtin_nanf("")), max);
+	return v_add(max, v_set1(0.0f));
+}
+
+/* 1, -1, 0 or NaN; zeros of either sign give +0. */
+ALWAYS_INLINE vf sign(vf x)
+{
+	vf zero = v_set1(0.0f), one = v_set1(1.0f);
+	vf s = v_select(v_gt(x, zero), one, zero);
+
+	s = v_select(v_gt(zero, x), v_set1(-1.0f), s);
+	return v_select(v_unordered(x, x), x, s);
+}
+
+/* Adds the squares of x to a sum; of its first lanes only where fewer than VW of n are left at `from`. */
+ALWAYS_INLINE void add_square(struct vd *sum, vf x, size_t from, size_t n)
+{
+	if (n < from + VW)
+		x = v_keep(x, n > from ? n - from : 0);
+	*sum = vd_add_square(*sum, x);
+}
+
+/* One block: n of its KERNEL_BLOCK elements are real, the others are padding that no sum may see. */
+ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kernel_args *a,
+				const struct arrays *q, size_t at, size_t n, int kind, bool want,
+				struct vd sums[KERNEL_SUMS][KERNEL_BLOCK / VW], uint32_t *found)
+{
+	const bool has_m = kind == MOMENT_ADAM || kind == MOMENT_LION ||
+			   (kind == MOMENT_SGD && q->m);
+	const bool has_v = kind == MOMENT_ADAM || kind == MOMENT_ADAGRAD;
+
+#pragma GCC unroll 2
+	for (size_t k = 0; k < KERNEL_BLOCK / VW; k++) {
+		size_t from = k * VW, i = at + from;
+		vf g = load_as(q->g, i, a->g_dtype);
+		vf p = q->master ? v_load(q->master + 4 * i) : load_as(q->p, i, a->p_dtype);
+		vf m = has_m ? v_load(q->m + 4 * i) : v_set1(0.0f);
+		vf v = has_v ? v_load(q->v + 4 * i) : v_set1(0.0f);
+		vf u;
+
+		g = c->divide ? v_div(g, v_set1(c->g_div)) : v_mul(g, v_set1(c->g_mul));
+		if (want) {
+			/* Padding is zero: nothing to find there. */
+			*found |= v_found(g);
+			add_square(&sums[SUM_G][k], g, from, n);
+		}
+		if (c->l2)
+			g = v_fma(v_set1(c->decay_l2), p, g);
+
+		if (kind == MOMENT_ADAM) {
+			vf den;
+
+			m = v_fma(v_set1(c->one_beta1), g, v_mul(v_set1(c->beta1), m));
+			v = v_fma(v_mul(v_set1(c->one_beta2), g), g, v_mul(v_set1(c->beta2), v));
+			den = v;
+			if (c->amsgrad) {
+				den = max_nan(v_load(q->vmax + 4 * i), v);
+				v_store(q->vmax + 4 * i, den);
+			}
+			den = v_add(v_div(v_sqrt(den), v_set1(c->bc2_sqrt)), v_set1(c->eps));
+			u = v_div(v_mul(v_set1(c->step), m), den);
+		} else if (kind == MOMENT_LION) {
+			u = v_fma(v_set1(c->one_beta1), g, v_mul(v_set1(c->beta1), m));
+			u = v_mul(v_set1(c->step), sign(u));
+			m = v_fma(v_set1(c->one_beta2), g, v_mul(v_set1(c->beta2), m));
+		} else if (kind == MOMENT_ADAGRAD) {
+			v = v_fma(g, g, v);
+			u = v_div(v_mul(v_set1(c->step), g), v_add(v_sqrt(v), v_set1(c->eps)));
+		} else {
+			if (c->first || !has_m)
+				m = g;
+			else
+				m = v_fma(v_set1(c->one_beta1), g, v_mul(v_set1(c->beta1), m));
+			u = c->nesterov ? v_fma(v_set1(c->beta1), m, g) : m;
+			u = v_mul(v_set1(c->step), u);
+		}
+		if (c->decoupled)
+			p = v_sub(p, v_mul(v_set1(c->decay_p), p));
+		p = one_nan(v_sub(p, u));
+
+		if (has_m)
+			v_store(q->m + 4 * i, one_nan(m));
+		if (has_v)
+			v_store(q->v + 4 * i, one_nan(v));
+		if (q->master)
+			v_store(q->master + 4 * i, p);
+		store_as(q->p, i, a->p_dtype, p);
+		if (want) {
+			if (has_m)
+				add_square(&sums[SUM_M][k], m, from, n);
+			if (has_v)
+				add_square(&sums[SUM_V][k], v, from, n);
+			add_square(&sums[SUM_P][k], p, from, n);
+			add_square(&sums[SUM_UPDATE][k], u, from, n);
+		}
+	}
+}
+
+/* Copies the n < KERNEL_BLOCK elements at `at` into a block padded with zeros, or back. */
+#define BOUNCE_IN(name, size)                                                                      \
+	do {                                                                                       \
+		if (all->name) {                                                                   \
+			memset(name, 0, sizeof(name));                                             \
+			memcpy(name, all->name + (size) * at, (size) * n);                         \
+			q.name = name;                                                             \
+		}                                                                                  \
+	} while (0)
+#define BOUNCE_OUT(name, size)                                                                     \
+	do {                                                                                       \
+		if (all->name)                                                                     \
+			memcpy(all->name + (size) * at, name, (size) * n);                         \
+	} while (0)
+
+ALWAYS_INLINE void update_tail(const struct kernel_consts *c, const struct kernel_args *a,
+			       const struct arrays *all, size_t at, size_t n, int kind, bool want,
+			       struct vd sums[KERNEL_SUMS][KERNEL_BLOCK / VW], uint32_t *found)
+{
+	size_t p_size = a->p_dtype == MOMENT_F32 ? 4 : 2, g_size = a->g_dtype == MOMENT_F32 ? 4 : 2;
+	unsigned char p[4 * KERNEL_BLOCK], g[4 * KERNEL_BLOCK], m[4 * KERNEL_BLOCK];
+	unsigned char v[4 * KERNEL_BLOCK], master[4 * KERNEL_BLOCK], vmax[4 * KERNEL_BLOCK];
+	struct arrays q = {0};
+
+	BOUNCE_IN(p, p_size);
+	BOUNCE_IN(g, g_size);
+	BOUNCE_IN(m, 4);
+	BOUNCE_IN(v, 4);
+	BOUNCE_IN(master, 4);
+	BOUNCE_IN(vmax, 4);
+	update_block(c, a, &q, 0, n, kind, want, sums, found);
+	BOUNCE_OUT(p, p_size);
+	BOUNCE_OUT(m, 4);
+	BOUNCE_OUT(v, 4);
+	BOUNCE_OUT(master, 4);
+	BOUNCE_OUT(vmax, 4);
+}
+
+/* One sum of the lanes, in an order that no level changes. */
+static double sum_lanes(const struct vd sum[KERNEL_BLOCK / VW])
+{
+	double lane[KERNEL_BLOCK];
+
+	for (size_t k = 0; k < KERNEL_BLOCK / VW; k++)
+		vd_store(lane + k * VW, sum[k]);
+	for (size_t width = KERNEL_BLOCK / 2; width > 0; width /= 2)
+		for (size_t j = 0; j < width; j++)
+			lane[j] += lane[j + width];
+	return lane[0];
+}
+
+ALWAYS_INLINE void update(const struct kernel_args *a, size_t begin, size_t end,
+			  struct kernel_sums *out, int kind, bool want)
+{
+	/* Copies on the stack: a store to an array cannot change them, as far as the compiler is concerned. */
+	const struct kernel_consts c = a->c;
+	const struct arrays q = {
+		.p = a->p,
+		.g = a->g,
+		.m = (unsigned char *)a->m,
+		.v = (unsigned char *)a->v,
+		.master = (unsigned char *)a->master,
+		.vmax = (unsigned char *)a->vmax,
+	};
+	const size_t whole = begin + (end - begin) / KERNEL_BLOCK * KERNEL_BLOCK;
+	struct vd sums[KERNEL_SUMS][KERNEL_BLOCK / VW];
+	uint32_t found = 0;
+
+	for (int s = 0; s < KERNEL_SUMS; s++)
+		for (size_t k = 0; k < KERNEL_BLOCK / VW; k++)
+			sums[s][k] = vd_zero();
+	for (size_t i = begin; i < whole; i += KERNEL_BLOCK)
+		update_block(&c, a, &q, i, KERNEL_BLOCK, kind, want, sums, &found);
+	if (whole < end)
+		update_tail(&c, a, &q, whole, end - whole, kind, want, sums, &found);
+	if (!want)
+		return;
+	for (int s = 0; s < KERNEL_SUMS; s++)
+		out->sum[s] = sum_lanes(sums[s]);
+	out->found = found;
+}
+
+#define KERNEL(name, kind)                                                                         \
+	static void name(const struct kernel_args *a, size_t begin, size_t end,                    \
+			 struct kernel_sums *sums)                                                 \
+	{                                                                                          \
+		if (a->want)                                                                       \
+			update(a, begin, end, sums, kind, true);                                   \
+		else                                                                               \
+			update(a, begin, end, sums, kind, false);                                  \
+	}
+
+KERNEL(update_adam, MOMENT_ADAM)
+KERNEL(update_lion, MOMENT_LION)
+KERNEL(update_adagrad, MOMENT_ADAGRAD)
+KERNEL(update_sgd, MOMENT_SGD)
+
+/* The file that includes this names its table. */
+#define KERNEL_TABLE                                                                               \
+	{                                                                                          \
+		[MOMENT_ADAM] = update_adam, [MOMENT_LION] = update_lion,                          \
+		[MOMENT_ADAGRAD] = update_adagrad, [MOMENT_SGD] = update_sgd,                      \
+	}

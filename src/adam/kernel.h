@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Between the parts of src/adam: what kernels.c prepares, what an instruction set's kernels do with it, and
+ * the table of instruction sets.
+ */
+#ifndef ADAM_KERNEL_H
+#define ADAM_KERNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "moment/kernels.h"
+
+#define KERNEL_KINDS 4
+
+/*
+ * A block is what the arithmetic is written for: 16 elements, one AVX-512 vector, two of AVX2. Sums are kept
+ * in 16 lanes at every level, so that they add up in the same order.
+ */
+#define KERNEL_BLOCK 16
+
+/* Hyperparameters, made ready: everything that is the same for all elements, rounded to fp32. */
+struct kernel_consts {
+	float g_mul; /* gradients are multiplied by this, an exact power of two with the sign of maximize ... */
+	float g_div; /* ... or divided by this, where the scale is no power of two: then divide is set */
+	float decay_l2;
+	float decay_p; /* lr * weight_decay */
+	float beta1, one_beta1;
+	float beta2, one_beta2;
+	float step; /* lr / bc1 for Adam, else lr */
+	float bc2_sqrt;
+	float eps;
+	bool divide;
+	bool l2;
+	bool decoupled;
+	bool amsgrad;
+	bool nesterov;
+	bool first; /* SGD's first step: m = g */
+};
+
+struct kernel_args {
+	struct kernel_consts c;
+	unsigned char *p;
+	const unsigned char *g;
+	float *m, *v, *master, *vmax;
+	uint32_t p_dtype, g_dtype;
+	bool want; /* sums and found flags */
+};
+
+enum kernel_sum { SUM_G, SUM_M, SUM_V, SUM_P, SUM_UPDATE, KERNEL_SUMS };
+
+struct kernel_sums {
+	double sum[KERNEL_SUMS];
+	uint32_t found;
+};
+
+/*
+ * Updates the elements [begin, end) of one optimizer kind; begin is a multiple of KERNEL_BLOCK. Runs in
+ * the floating-point mode of fpmode.h. sums is written where a->want.
+ */
+typedef void kernel_fn(const struct kernel_args *a, size_t begin, size_t end, struct kernel_sums *sums);
+
+struct kernel_level {
+	const char *name;
+	bool (*usable)(void);
+	kernel_fn *const *kernels; /* by enum moment_optim_kind */
+};
+
+extern kernel_fn *const kernels_scalar[KERNEL_KINDS];
+extern kernel_fn *const kernels_avx2[KERNEL_KINDS];
+extern kernel_fn *const kernels_avx512[KERNEL_KINDS];
+extern kernel_fn *const kernels_avx512_bf16[KERNEL_KINDS];
+
+/* All levels that were built, the best first, ended by one without a name; scalar is always there. */
+extern const struct kernel_level kernel_levels[];
+
+/* The best usable level that is not above `limit`, a level's name or NULL for no limit. */
+const struct kernel_level *kernel_level_choose(const char *limit);
+
+/* moment_update() at a given level: what the tests compare and the benchmark measures. */
+int kernel_update(const struct kernel_level *level, const struct moment_optim *optim, uint64_t step,
+		  const struct moment_slice *slice, int nthreads, struct moment_extras *extras);
+
+#endif
