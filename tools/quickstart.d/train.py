@@ -8,7 +8,7 @@ and {"event": "done", ...} last. Two runs with the same --seed see the same weig
 import argparse
 import glob
 import json
-import os
+import pathlib
 import signal
 import sys
 import time
@@ -46,8 +46,8 @@ def own_io_mib():
 
 def read_tokens(vocab):
     """Bytes of real text; a vocabulary below 256 gets the commonest bytes, and one token for all others."""
-    files = sorted({os.path.realpath(p) for p in glob.glob(TEXTS)})
-    text = b"".join(open(p, "rb").read() for p in files if os.path.isfile(p))
+    files = sorted({pathlib.Path(p).resolve() for p in glob.glob(TEXTS)})
+    text = b"".join(p.read_bytes() for p in files if p.is_file())
     if len(text) < 100 * LENGTH:
         sys.exit("train: not enough text in %s" % TEXTS)
     if vocab < 256:
