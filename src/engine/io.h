@@ -55,7 +55,7 @@ struct io_opts {
 	unsigned int threads; /* of the fallback, 0: 8 */
 	void *buf;	      /* the arena, to be registered with the ring (may be NULL) */
 	size_t buf_len;
-	const char *faults; /* fault injection spec, NULL or "": none; see io_fault.c */
+	const char *faults; /* fault injection spec, NULL or "": none; io_fault_spec.c */
 	char *why;	    /* NULL, or where io_create() says in words why it failed */
 	size_t why_len;
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * io_fault.h - making the drive fail on purpose: errors, short results, delays, flipped bits, and
- * the power going out. The grammar of the spec is in io_fault.c.
+ * the power going out. The grammar of the spec is in io_fault_spec.c.
  *
  * For an io that was created with a spec (io_opts.faults; "seed=1" injects nothing by itself).
  * Loop thread only, use loop_call() from elsewhere.
