@@ -131,8 +131,6 @@ enum engine_op_kind {
 #define ENGINE_OP_MAX \
 	(1024u * 1024) /* bytes that one READ or WRITE may carry; larger: -EINVAL, split it */
 
-struct block;
-
 /*
  * Filled in by the caller, embedded in its request. Belongs to the engine from engine_submit()
  * until done() is entered. done() runs on a work thread for READ and WRITE (it may copy and make
@@ -153,12 +151,8 @@ struct engine_op {
 	/* the engine's: */
 	struct engine *e;
 	struct loop_task task;
-	struct loop_work work;
 	struct list link;
-	struct block *blocks[ENGINE_OP_SEGS];
-	unsigned int nblocks, missing, state;
-	uint64_t pos;
-	bool cancelled;
+	void *run; /* what the loop thread keeps for it */
 };
 
 void engine_submit(struct engine *e, struct engine_op *op);

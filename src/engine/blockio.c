@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * blockio.c - how a block's bytes get from the pool into memory and back.
+ *
+ * Loop thread, except the functions named *_run, which run on a work thread and touch nothing but
+ *the block's memory (the block is READING or WRITING: nobody changes it, nobody drops it).
+ *
+ *	read:	drive --> verify hash, zero the tail --> CLEAN
+ *	hole:	zero --> CLEAN
+ *	write:	hash --> drive --> the slot points to the new place --> CLEAN
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "engine/cache.h"
+#include "engine/commit.h"
+
+#define RETRY_NS 1000000000ull /* after a write error */
+
+/* ---- reading ---- */
+
+static void fill_finish(struct block *b, int res)
+{
+	struct cache *c = b->c;
+
+	c->reading--;
+	block_set_state(b, res ? BLOCK_EMPTY : BLOCK_CLEAN);
+	if (res) {
+		c->stats.read_errors++;
+		c->report(c->arg, res, b->f->ino, (uint64_t)b->n * c->block,
+			  file_content(c, b->f, b->n),
+			  b->next.hash ? "checksum mismatch" : "read error");
+		if (!b->pins) {
+			block_drop(b);
+			return;
+		}
+	}
+	block_wake(b);
+	cache_pump(c);
+}
+
+static void verify_run(struct loop_work *w)
+{
+	struct block *b = container_of(w, struct block, work);
+	char *mem = arena_ptr_at(b->c->base, b->mem);
+
+	if (XXH3_64bits(mem, b->next.len) != b->next.hash) {
+		b->io.res = -EIO;
+		return;
+	}
+	memset(mem + b->next.valid, 0, b->piece - b->next.valid);
+}
+
+static void verify_done(struct loop_work *w)
+{
+	struct block *b = container_of(w, struct block, work);
+
+	if (b->io.res) {
+		b->c->stats.checksum_errors++;
+		b->next.hash = 1; /* for the message */
+	}
+	fill_finish(b, b->io.res);
+}
+
+static void read_done(struct io_op *io)
+{
+	struct block *b = container_of(io, struct block, io);
+
+	if (io->res) {
+		b->next.hash = 0;
+		fill_finish(b, io->res);
+		return;
+	}
+	b->work.run = verify_run;
+	b->work.done = verify_done;
+	loop_work_urgent(b->c->loop, &b->work);
+}
+
+static void zero_run(struct loop_work *w)
+{
+	struct block *b = container_of(w, struct block, work);
+
+	memset(arena_ptr_at(b->c->base, b->mem), 0, b->piece);
+}
+
+static void zero_done(struct loop_work *w)
+{
+	fill_finish(container_of(w, struct block, work), 0);
+}
+
+void block_fill(struct block *b, bool urgent)
+{
+	struct cache *c = b->c;
+	struct slot *s = file_slot(b->f, b->n);
+
+	assert(b->state == BLOCK_READING);
+	c->reading++;
+	if (extent_is_hole(&s->live)) {
+		b->work.run = zero_run;
+		b->work.done = zero_done;
+		loop_work_urgent(c->loop, &b->work);
+		return;
+	}
+	b->next = s->live;
+	b->io = (struct io_op){
+		.kind = IO_READ,
+		.buf = arena_ptr_at(c->base, b->mem),
+		.off = s->live.off,
+		.len = s->live.len,
+		.done = read_done,
+	};
+	list_init(&b->io.link);
+	if (urgent)
+		io_submit_urgent(c->io, &b->io);
+	else
+		io_submit(c->io, &b->io);
+}
+
+/* ---- writing ---- */
+
+static void retry_fire(struct loop_timer *t)
+{
+	struct cache *c = container_of(t, struct cache, retry);
+
+	for (unsigned int class = 0; class < POLICY_CLASSES; class ++) {
+		for (struct policy_node *p = policy_victim(c->policy, class, NULL); p;
+		     p = policy_victim(c->policy, class, p)) {
+			struct block *b = container_of(p, struct block, pol);
+
+			if (b->error && b->state == BLOCK_DIRTY)
+				block_write(b, false);
+		}
+	}
+	block_write_pump(c);
+}
+
+static void write_failed(struct block *b, int res)
+{
+	struct cache *c = b->c;
+
+	c->stats.write_errors++;
+	if (!b->error)
+		c->error_blocks++;
+	b->error = res;
+	b->retry_ns = loop_now_ns() + RETRY_NS;
+	c->report(c->arg, res, b->f->ino, (uint64_t)b->n * c->block, b->next.len, "write error");
+	c->retry.fire = retry_fire;
+	loop_timer_set(c->loop, &c->retry, RETRY_NS);
+}
+
+static void write_done(struct io_op *io)
+{
+	struct block *b = container_of(io, struct block, io);
+	struct cache *c = b->c;
+	struct file *f = b->f;
+	struct slot *s = file_slot(f, b->n);
+	bool frozen = b->frozen;
+
+	c->writing--;
+	if (io->res) {
+		write_failed(b, io->res);
+		block_set_state(b, BLOCK_DIRTY);
+	} else {
+		c->stats.writebacks++;
+		if (b->error) {
+			b->error = 0;
+			c->error_blocks--;
+		}
+		slot_written(c, f, s, b->n, &b->next, b->next_spare,
+			     frozen ? commit_frees(c) : &f->frees);
+		block_set_state(b, BLOCK_CLEAN);
+		slot_trim(c, s);
+		slot_account(c, f, b->n);
+	}
+	if (frozen)
+		commit_block_done(c, b, io->res);
+	block_wake(b);
+	cache_pump(c);
+}
+
+static void hash_run(struct loop_work *w)
+{
+	struct block *b = container_of(w, struct block, work);
+
+	b->next.hash = XXH3_64bits(arena_ptr_at(b->c->base, b->mem), b->next.len);
+}
+
+static void hash_done(struct loop_work *w)
+{
+	struct block *b = container_of(w, struct block, work);
+	struct cache *c = b->c;
+
+	b->io = (struct io_op){
+		.kind = IO_WRITE,
+		.buf = arena_ptr_at(c->base, b->mem),
+		.off = b->next.off,
+		.len = b->next.len,
+		.done = write_done,
+	};
+	list_init(&b->io.link);
+	io_submit(c->io, &b->io);
+}
+
+static void write_start(struct block *b, bool urgent)
+{
+	struct cache *c = b->c;
+	struct slot *s = file_slot(b->f, b->n);
+	uint32_t len = block_write_len(b);
+
+	b->next_spare = extent_is_hole(&s->live) || s->seq != 0 || s->live.len < len;
+	assert(!b->next_spare || (s->nspare && s->spare_len >= len));
+	b->next = (struct extent){
+		.off = b->next_spare ? s->spare[0].o : s->live.off,
+		.len = len,
+		.valid = (uint32_t)min_u64(file_content(c, b->f, b->n), len),
+	};
+	block_set_state(b, BLOCK_WRITING);
+	c->writing++;
+	b->work.run = hash_run;
+	b->work.done = hash_done;
+	if (urgent)
+		loop_work_urgent(c->loop, &b->work);
+	else
+		loop_work(c->loop, &b->work);
+}
+
+void block_write(struct block *b, bool urgent)
+{
+	if (b->state != BLOCK_DIRTY || b->writer)
+		return; /* the writer's cache_put() calls again if the block is frozen */
+	if (urgent) {
+		list_remove(&b->write_link);
+		write_start(b, true);
+	} else if (!list_linked(&b->write_link)) {
+		list_push_back(&b->c->write_queue, &b->write_link);
+	}
+}
+
+void block_write_pump(struct cache *c)
+{
+	while (c->writing < c->write_depth && !list_empty(&c->write_queue)) {
+		struct block *b = list_first(&c->write_queue, struct block, write_link);
+
+		list_remove(&b->write_link);
+		if (b->state == BLOCK_DIRTY && !b->writer)
+			write_start(b, false);
+	}
+}

@@ -1,0 +1,807 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cache.c - blocks in memory: who gets them, who waits, who is evicted.
+ *
+ * Loop thread only. A get asks for a set of blocks, all or nothing:
+ *
+ * 1. Memory. In one go it pins the blocks that are there and takes memory for those that are not;
+ * if there is not enough it keeps nothing and waits in `starving`, first come first served. So
+ * nobody holds memory while waiting for memory.
+ * 2. Content. Missing blocks are filled, all at once.
+ * 3. Access. Block by block, it waits until the block may be read or written.
+ *
+ * cache_pump() is the one place that turns free and clean memory into progress; it runs after
+ * everything that may have changed the answer.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cache.h"
+#include "engine/commit.h"
+
+#define AHEAD_RING 65536u
+
+int cache_init(struct cache *c)
+{
+	struct arena_info ai;
+	int r;
+
+	for (unsigned int i = 0; i < FILE_HASH; i++)
+		list_init(&c->files[i]);
+	list_init(&c->changed);
+	list_init(&c->starving);
+	list_init(&c->woken);
+	list_init(&c->space);
+	list_init(&c->write_queue);
+	list_init(&c->retry.link);
+	arena_get_info(c->arena, &ai);
+	c->base = arena_base(c->arena);
+	/* Enough in flight for the drive (32 MiB), not so much that a small tier is all in writing.
+	 */
+	c->write_depth = (unsigned int)min_u64(16, max_u64(2, ai.chunks / 4));
+	c->window = min_u64(64u << 20, ai.size / 3);
+	c->ahead_cap = AHEAD_RING;
+	c->ahead = calloc(c->ahead_cap, sizeof(*c->ahead));
+	if (!c->ahead)
+		return -ENOMEM;
+	r = policy_create(&c->policy, ai.chunks);
+	if (r)
+		free(c->ahead);
+	return r;
+}
+
+/* Nothing is in flight any more. */
+void cache_fini(struct cache *c)
+{
+	for (unsigned int i = 0; i < FILE_HASH; i++) {
+		list_for_each_safe(l, tmp, &c->files[i])
+		{
+			struct file *f = list_entry(l, struct file, hash_link);
+
+			for (uint32_t k = 0; k < f->nslots; k++) {
+				for (uint32_t j = 0; f->slots[k] && j < SLOT_CHUNK; j++)
+					free(f->slots[k][j].b);
+			}
+			file_free(c, f);
+		}
+	}
+	policy_destroy(c->policy);
+	free(c->orphans.v);
+	free(c->ahead);
+}
+
+/* ---- states ---- */
+
+const char *block_state_name(enum block_state s)
+{
+	static const char *const names[] = {"empty", "reading", "clean", "dirty", "writing"};
+
+	return names[s];
+}
+
+void block_set_state(struct block *b, enum block_state to)
+{
+	static const uint8_t allowed[] = {
+		[BLOCK_EMPTY] = 1 << BLOCK_READING,
+		[BLOCK_READING] = 1 << BLOCK_CLEAN | 1 << BLOCK_DIRTY | 1 << BLOCK_EMPTY,
+		[BLOCK_CLEAN] = 1 << BLOCK_DIRTY | 1 << BLOCK_EMPTY,
+		[BLOCK_DIRTY] = 1 << BLOCK_WRITING | 1 << BLOCK_EMPTY | 1 << BLOCK_CLEAN,
+		[BLOCK_WRITING] = 1 << BLOCK_CLEAN | 1 << BLOCK_DIRTY,
+	};
+	bool was = b->state == BLOCK_DIRTY || b->state == BLOCK_WRITING;
+	bool is = to == BLOCK_DIRTY || to == BLOCK_WRITING;
+
+	assert(allowed[b->state] & (1 << to));
+	b->state = to;
+	if (was != is) {
+		b->f->dirty += is ? 1u : -1u;
+		slot_account(b->c, b->f, b->n);
+	}
+}
+
+void block_wait(struct block *b, struct waiter *w)
+{
+	list_push_back(&b->waiters, &w->link);
+}
+
+void block_wake(struct block *b)
+{
+	struct list todo;
+
+	list_init(&todo);
+	list_splice_back(&todo, &b->waiters);
+	while (!list_empty(&todo)) {
+		struct waiter *w = list_first(&todo, struct waiter, link);
+
+		list_remove(&w->link);
+		w->wake(w);
+	}
+}
+
+bool block_busy(const struct block *b)
+{
+	return b->pins || b->frozen || b->state == BLOCK_READING || b->state == BLOCK_WRITING ||
+	       list_linked(&b->write_link);
+}
+
+uint32_t block_write_len(const struct block *b)
+{
+	uint64_t content = max_u64(file_content(b->c, b->f, b->n), 1);
+
+	return (uint32_t)min_u64(round_up_u64(content, MOMENT_UNIT), b->piece);
+}
+
+static struct block *block_new(struct cache *c, struct file *f, struct slot *s, uint32_t n)
+{
+	struct block *b = calloc(1, sizeof(*b));
+
+	if (!b)
+		return NULL;
+	b->c = c;
+	b->f = f;
+	b->n = n;
+	list_init(&b->waiters);
+	list_init(&b->write_link);
+	list_init(&b->work.link);
+	list_init(&b->pol.link);
+	list_init(&b->io.link);
+	b->pol.key = f->ino << 24 ^ n;
+	b->pinned = f->pinned;
+	s->b = b;
+	f->cached++;
+	return b;
+}
+
+/* The block leaves the cache; nobody uses it. */
+static void block_remove(struct block *b, bool evicted)
+{
+	struct cache *c = b->c;
+	struct file *f = b->f;
+	struct slot *s = file_slot(f, b->n);
+
+	if (b->state != BLOCK_EMPTY)
+		block_set_state(b, BLOCK_EMPTY);
+	if (b->ahead)
+		c->ahead_bytes -= b->piece;
+	if (b->error)
+		c->error_blocks--;
+	policy_remove(c->policy, &b->pol, evicted);
+	arena_free(c->arena, b->mem, b->piece);
+	assert(list_empty(&b->waiters));
+	s->b = NULL;
+	f->cached--;
+	slot_trim(c, s);
+	slot_account(c, f, b->n);
+	free(b);
+}
+
+void block_drop(struct block *b)
+{
+	struct cache *c = b->c;
+
+	assert(!block_busy(b));
+	list_splice_back(&c->woken, &b->waiters);
+	block_remove(b, false);
+	cache_pump(c);
+}
+
+/* ---- memory ---- */
+
+static bool evictable(const struct block *b)
+{
+	return b->state == BLOCK_CLEAN && !b->pins && !b->frozen && !b->pinned &&
+	       list_empty(&b->waiters);
+}
+
+/* Evicts one clean block of the class that `len` belongs to. False: there is none. */
+static bool evict_one(struct cache *c, enum policy_class class, bool spare_ahead)
+{
+	for (struct policy_node *p = policy_victim(c->policy, class, NULL); p;
+	     p = policy_victim(c->policy, class, p)) {
+		struct block *b = container_of(p, struct block, pol);
+
+		if (!evictable(b) || (spare_ahead && b->ahead))
+			continue;
+		c->stats.evictions++;
+		block_remove(b, true);
+		return true;
+	}
+	return false;
+}
+
+uint32_t cache_piece(const struct cache *c, uint32_t len)
+{
+	return arena_piece_size(c->arena, len);
+}
+
+/* Memory for `len` bytes, evicting clean blocks if need be. `gentle`: not what was read ahead and
+ * is still to be used. */
+static int take_memory(struct cache *c, uint32_t len, bool gentle, struct aoff *out,
+		       uint32_t *piece)
+{
+	enum policy_class class = arena_is_whole(c->arena, len) ? POLICY_WHOLE : POLICY_SMALL;
+
+	for (;;) {
+		int r = arena_alloc(c->arena, len, out);
+
+		if (!r) {
+			*piece = arena_piece_size(c->arena, len);
+			return 0;
+		}
+		if (evict_one(c, class, true))
+			continue;
+		if (!gentle && evict_one(c, class, false))
+			continue;
+		/* A small piece may also get a chunk of its own from a whole block. */
+		if (class == POLICY_SMALL && len > arena_chunk(c->arena) / 4 && !gentle &&
+		    (arena_free_chunks(c->arena) || evict_one(c, POLICY_WHOLE, true))) {
+			r = arena_alloc(c->arena, arena_chunk(c->arena), out);
+			if (!r) {
+				*piece = arena_chunk(c->arena);
+				return 0;
+			}
+		}
+		return -ENOMEM;
+	}
+}
+
+/* Bytes of memory that block n needs now. */
+static uint32_t need_len(const struct cache *c, const struct want *w, const struct slot *s)
+{
+	uint32_t len = file_content(c, w->f, w->n);
+
+	if (w->len > len)
+		len = w->len;
+	len = (uint32_t)round_up_u64(len, MOMENT_UNIT);
+	if (s && !w->overwrite && s->live.len > len)
+		len = s->live.len;
+	return len ? len : MOMENT_UNIT;
+}
+
+static void pin(struct block *b)
+{
+	b->pins++;
+}
+
+static void unpin(struct block *b)
+{
+	assert(b->pins);
+	b->pins--;
+}
+
+/* A growing file: the block moves to a larger piece. It is idle. */
+static int block_regrow(struct cache *c, struct block *b, uint32_t len)
+{
+	struct aoff mem;
+	uint32_t piece;
+	int r;
+
+	b->pins++;
+	r = take_memory(c, len, false, &mem, &piece);
+	b->pins--;
+	if (r)
+		return r;
+	memcpy(arena_ptr_at(c->base, mem), arena_ptr_at(c->base, b->mem), b->piece);
+	memset((char *)arena_ptr_at(c->base, mem) + b->piece, 0, piece - b->piece);
+	arena_free(c->arena, b->mem, b->piece);
+	policy_remove(c->policy, &b->pol, false);
+	b->mem = mem;
+	b->piece = piece;
+	b->pol.bytes = piece;
+	b->pol.class = piece == arena_chunk(c->arena) ? POLICY_WHOLE : POLICY_SMALL;
+	policy_insert(c->policy, &b->pol);
+	return 0;
+}
+
+static void get_continue(struct get *g);
+
+static void get_wake(struct waiter *w)
+{
+	get_continue(container_of(w, struct get, w));
+}
+
+static void get_finish(struct get *g, int res)
+{
+	struct cache *c = g->c;
+
+	if (res && g->pinned) {
+		for (unsigned int i = 0; i < g->n; i++) {
+			struct want *w = &g->want[i];
+
+			if (!w->b)
+				continue;
+			if (w->granted)
+				cache_put(c, w, false);
+			else if (w->fresh) { /* its filler goes away: nobody has seen the memory */
+				struct block *b = w->b;
+
+				w->b = NULL;
+				w->fresh = false;
+				b->filler = false;
+				unpin(b);
+				block_set_state(b, BLOCK_EMPTY);
+				if (!b->pins) {
+					list_splice_back(&c->woken, &b->waiters);
+					block_remove(b, false);
+				} else {
+					block_set_state(b, BLOCK_READING);
+					block_fill(b, true);
+				}
+			} else {
+				struct block *b = w->b;
+
+				w->b = NULL;
+				unpin(b);
+				block_wake(b);
+			}
+		}
+	}
+	g->res = res;
+	g->done(g, res);
+	cache_pump(c);
+}
+
+enum attempt { ATTEMPT_OK, ATTEMPT_WAIT_BLOCK, ATTEMPT_NO_MEMORY, ATTEMPT_FAIL };
+
+/* Step 1: pins and memory, all or nothing. */
+static enum attempt get_attempt(struct get *g, struct block **busy, int *err)
+{
+	struct cache *c = g->c;
+	unsigned int i;
+	enum attempt why = ATTEMPT_OK;
+
+	/* Pin what is there first, so that making room does not evict our own. */
+	for (i = 0; i < g->n; i++) {
+		struct want *w = &g->want[i];
+		struct slot *s = file_slot(w->f, w->n);
+
+		w->b = s ? s->b : NULL;
+		w->fresh = w->granted = false;
+		if (w->b)
+			pin(w->b);
+	}
+	for (i = 0; i < g->n && why == ATTEMPT_OK; i++) {
+		struct want *w = &g->want[i];
+		struct slot *s = file_slot_make(c, w->f, w->n);
+		uint32_t len;
+		struct aoff mem;
+		uint32_t piece;
+
+		if (!s) {
+			*err = -ENOMEM;
+			why = ATTEMPT_FAIL;
+			break;
+		}
+		len = need_len(c, w, s);
+		if (w->b) {
+			bool alone = w->b->pins == 1;
+
+			if (w->b->piece >= len)
+				continue;
+			w->b->pins--;
+			if (!alone || block_busy(w->b) || w->b->writer) {
+				w->b->pins++;
+				*busy = w->b;
+				why = ATTEMPT_WAIT_BLOCK;
+			} else {
+				int r = block_regrow(c, w->b, len);
+
+				w->b->pins++;
+				if (r)
+					why = ATTEMPT_NO_MEMORY;
+			}
+			continue;
+		}
+		if (w->mode == GET_READ && extent_is_hole(&s->live))
+			continue;
+		if (s->b) { /* another want of the same get made it */
+			*err = -EINVAL;
+			why = ATTEMPT_FAIL;
+			break;
+		}
+		if (take_memory(c, len, g->background, &mem, &piece)) {
+			why = ATTEMPT_NO_MEMORY;
+			break;
+		}
+		w->b = block_new(c, w->f, s, w->n);
+		if (!w->b) {
+			arena_free(c->arena, mem, piece);
+			*err = -ENOMEM;
+			why = ATTEMPT_FAIL;
+			break;
+		}
+		w->b->mem = mem;
+		w->b->piece = piece;
+		w->b->pol.bytes = piece;
+		w->b->pol.class = piece == arena_chunk(c->arena) ? POLICY_WHOLE : POLICY_SMALL;
+		policy_insert(c->policy, &w->b->pol);
+		pin(w->b);
+		w->fresh = true; /* made by this attempt */
+	}
+	if (why == ATTEMPT_OK)
+		return why;
+	for (i = 0; i < g->n; i++) {
+		struct want *w = &g->want[i];
+
+		if (!w->b)
+			continue;
+		unpin(w->b);
+		if (w->fresh)
+			block_remove(w->b, false);
+		w->b = NULL;
+		w->fresh = false;
+	}
+	return why;
+}
+
+/* Step 2: fill what step 1 made. */
+static void get_fill(struct get *g)
+{
+	struct cache *c = g->c;
+
+	for (unsigned int i = 0; i < g->n; i++) {
+		struct want *w = &g->want[i];
+		struct slot *s;
+
+		if (!w->b)
+			continue;
+		if (!w->fresh) {
+			c->stats.hits++;
+			if (w->b->ahead && !g->background) {
+				w->b->ahead = false;
+				c->ahead_bytes -= w->b->piece;
+				c->stats.prefetch_hits++;
+			}
+			policy_touch(c->policy, &w->b->pol);
+			continue;
+		}
+		c->stats.misses++;
+		s = file_slot(w->f, w->n);
+		block_set_state(w->b, BLOCK_READING);
+		if (w->can_fill && (w->overwrite || extent_is_hole(&s->live))) {
+			w->b->filler = true; /* the getter is the one that fills it */
+			continue;
+		}
+		w->fresh = false;
+		block_fill(w->b, !g->background);
+	}
+}
+
+/* Step 3 for one want: 0 granted, 1 waits, -errno. */
+static int get_grant(struct get *g, struct want *w)
+{
+	struct cache *c = g->c;
+	struct block *b = w->b;
+	struct slot *s;
+	uint32_t len;
+	int r;
+
+	if (!b) { /* a hole, read */
+		w->granted = true;
+		return 0;
+	}
+	if (b->state == BLOCK_EMPTY)
+		return b->error ? b->error : -EIO; /* its read failed */
+	if (b->state == BLOCK_READING && !(b->filler && w->fresh)) {
+		block_wait(b, &g->w);
+		return 1;
+	}
+	if (w->mode != GET_WRITE) {
+		w->granted = true;
+		return 0;
+	}
+	if (b->frozen && b->state == BLOCK_DIRTY)
+		block_write(b, true);
+	if (b->writer || b->frozen || b->state == BLOCK_WRITING) {
+		block_wait(b, &g->w);
+		return 1;
+	}
+	if (list_linked(&b->write_link))
+		list_remove(&b->write_link); /* queued to be written: later, then */
+	s = file_slot(w->f, w->n);
+	/* A kept place is as long as the content; else all that the memory can grow to, cut at the
+	 * write. */
+	len = s->keep ? (uint32_t)round_up_u64(max_u64(w->len, block_write_len(b)), MOMENT_UNIT)
+		      : b->piece;
+	r = slot_reserve(c, w->f, s, len);
+	if (r == -EAGAIN) {
+		r = space_wait(c, &g->w, len, s->keep);
+		if (!r)
+			return 1;
+	}
+	if (r)
+		return r;
+	w->was_clean = b->state == BLOCK_CLEAN;
+	b->writer = true;
+	w->granted = true;
+	if (b->state == BLOCK_CLEAN)
+		block_set_state(b, BLOCK_DIRTY);
+	file_changed(c, w->f);
+	return 0;
+}
+
+static void get_continue(struct get *g)
+{
+	while (g->i < g->n) {
+		int r;
+
+		if (!g->pinned) {
+			cache_get(g->c, g);
+			return;
+		}
+		r = get_grant(g, &g->want[g->i]);
+		if (r == 1)
+			return;
+		if (r) {
+			get_finish(g, r);
+			return;
+		}
+		g->i++;
+	}
+	get_finish(g, 0);
+}
+
+void cache_get(struct cache *c, struct get *g)
+{
+	struct block *busy = NULL;
+	int err = 0;
+
+	g->c = c;
+	g->i = 0;
+	g->pinned = false;
+	g->w.wake = get_wake;
+	list_init(&g->w.link);
+	list_init(&g->link);
+	if (!list_empty(&c->starving) && !g->background) {
+		/* Others wait for memory: only a get that needs none may pass. */
+		for (unsigned int i = 0; i < g->n; i++) {
+			struct slot *s = file_slot(g->want[i].f, g->want[i].n);
+
+			if (s && s->b && s->b->piece >= need_len(c, &g->want[i], s))
+				continue;
+			if (g->want[i].mode == GET_READ && (!s || extent_is_hole(&s->live)))
+				continue;
+			list_push_back(&c->starving, &g->link);
+			cache_pump(c);
+			return;
+		}
+	}
+	switch (get_attempt(g, &busy, &err)) {
+	case ATTEMPT_OK:
+		break;
+	case ATTEMPT_WAIT_BLOCK:
+		if (g->background) {
+			g->done(g, -EAGAIN);
+			return;
+		}
+		if (busy->frozen && busy->state == BLOCK_DIRTY)
+			block_write(busy, true);
+		block_wait(busy, &g->w);
+		return;
+	case ATTEMPT_NO_MEMORY:
+		if (g->background) {
+			g->done(g, -EAGAIN);
+			return;
+		}
+		list_push_back(&c->starving, &g->link);
+		cache_pump(c);
+		return;
+	case ATTEMPT_FAIL:
+		g->done(g, err);
+		return;
+	}
+	g->pinned = true;
+	get_fill(g);
+	get_continue(g);
+}
+
+bool cache_get_cancel(struct cache *c, struct get *g)
+{
+	(void)c;
+	if (g->pinned || !list_linked(&g->link))
+		return false;
+	list_remove(&g->link);
+	return true;
+}
+
+void cache_put(struct cache *c, struct want *w, bool changed)
+{
+	struct block *b = w->b;
+
+	if (!b)
+		return;
+	w->b = NULL;
+	unpin(b);
+	if (w->granted && w->mode == GET_WRITE) {
+		assert(b->writer);
+		b->writer = false;
+		if (b->state == BLOCK_READING && b->filler) {
+			/* The first writer has filled it. */
+			b->filler = false;
+			block_set_state(b, BLOCK_DIRTY);
+		} else if (!changed && w->was_clean && b->state == BLOCK_DIRTY && !b->frozen) {
+			block_set_state(b, BLOCK_CLEAN);
+			slot_trim(c, file_slot(b->f, b->n));
+		}
+		if (b->frozen && b->state == BLOCK_DIRTY)
+			block_write(b, true);
+	}
+	w->granted = false;
+	/* Its read failed and the last one who waited for it has gone. */
+	if (b->state == BLOCK_EMPTY && !b->pins) {
+		block_drop(b);
+		return;
+	}
+	block_wake(b);
+	cache_pump(c);
+}
+
+/* ---- read-ahead ---- */
+
+void cache_prefetch(struct cache *c, uint64_t ino, uint32_t n, uint32_t count)
+{
+	if (c->ahead_n == c->ahead_cap)
+		return; /* a hint */
+	c->ahead[(c->ahead_head + c->ahead_n++) % c->ahead_cap] =
+		(struct prefetch){.ino = ino, .n = n, .count = count};
+}
+
+void cache_prefetch_clear(struct cache *c)
+{
+	c->ahead_n = 0;
+}
+
+static void ahead_done(struct get *g, int res)
+{
+	/* The fill goes on by itself; the pin was only for the asking. */
+	g->res = res;
+}
+
+/* True: went on; false: no room now. */
+static bool ahead_one(struct cache *c)
+{
+	struct prefetch *p = &c->ahead[c->ahead_head];
+	struct file *f = file_find(c, p->ino);
+	struct slot *s = f ? file_slot(f, p->n) : NULL;
+
+	if (p->count && s && !s->b && !extent_is_hole(&s->live)) {
+		struct want w = {.f = f, .n = p->n, .mode = GET_LEASE};
+		struct block *busy;
+		struct get g = {.want = &w, .n = 1, .background = true, .done = ahead_done, .c = c};
+		int err;
+
+		if (c->ahead_bytes + cache_piece(c, s->live.len) > c->window)
+			return false;
+		g.w.wake = get_wake;
+		if (get_attempt(&g, &busy, &err) != ATTEMPT_OK)
+			return false;
+		get_fill(&g);
+		w.b->ahead = true;
+		c->ahead_bytes += w.b->piece;
+		c->stats.prefetches++;
+		unpin(w.b);
+	}
+	p->n++;
+	if (p->count <= 1 || !f) {
+		c->ahead_head = (c->ahead_head + 1) % c->ahead_cap;
+		c->ahead_n--;
+	} else {
+		p->count--;
+	}
+	return true;
+}
+
+/* ---- the pump ---- */
+
+/* Keeps the next victims clean: as many as the drive can take at once, and the starving need. */
+static void clean_ahead(struct cache *c)
+{
+	uint64_t target = (uint64_t)c->write_depth * c->block;
+	uint64_t now = 0;
+
+	for (unsigned int class = 0; class < POLICY_CLASSES; class ++) {
+		uint64_t covered = (uint64_t)arena_free_chunks(c->arena) * c->block;
+		uint64_t goal = class == POLICY_WHOLE ? target : target / 4;
+
+		/* Pieces may be short while chunks are free. */
+		if (class == POLICY_SMALL && !list_empty(&c->starving))
+			covered = 0;
+		for (struct policy_node *p = policy_victim(c->policy, class, NULL);
+		     p && covered < goal; p = policy_victim(c->policy, class, p)) {
+			struct block *b = container_of(p, struct block, pol);
+
+			if (b->pinned || b->pins)
+				continue;
+			if (b->state == BLOCK_DIRTY && !b->writer) {
+				if (b->error) {
+					if (!now)
+						now = loop_now_ns();
+					if (now < b->retry_ns)
+						continue;
+				}
+				if (!list_linked(&b->write_link))
+					block_write(b, false);
+			} else if (b->state == BLOCK_READING || b->ahead) {
+				continue;
+			}
+			covered += b->piece;
+		}
+	}
+}
+
+/*
+ * Nothing moves, nothing will: the first in line waits for memory that only its own session could
+ * give back. Say so rather than wait for ever.
+ */
+static bool stuck(struct cache *c)
+{
+	return !c->reading && !c->writing && list_empty(&c->write_queue) && !commit_running(c) &&
+	       !c->growing && !c->error_blocks;
+}
+
+void cache_quiet(struct cache *c)
+{
+	assert(!c->quiet);
+	c->quiet = true;
+}
+
+void cache_loud(struct cache *c)
+{
+	c->quiet = false;
+	cache_pump(c);
+}
+
+void cache_pump(struct cache *c)
+{
+	if (c->quiet)
+		return;
+	if (c->pumping) {
+		c->pump_again = true;
+		return;
+	}
+	c->pumping = true;
+	do {
+		c->pump_again = false;
+		while (!list_empty(&c->woken)) {
+			struct waiter *w = list_first(&c->woken, struct waiter, link);
+
+			list_remove(&w->link);
+			w->wake(w);
+		}
+		while (!list_empty(&c->starving)) {
+			struct get *g = list_first(&c->starving, struct get, link);
+			struct block *busy = NULL;
+			int err = 0;
+			enum attempt a = get_attempt(g, &busy, &err);
+
+			if (a == ATTEMPT_NO_MEMORY) {
+				clean_ahead(c);
+				if (g->session && stuck(c)) {
+					list_remove(&g->link);
+					g->done(g, -E2BIG);
+					continue;
+				}
+				break;
+			}
+			list_remove(&g->link);
+			if (a == ATTEMPT_WAIT_BLOCK) {
+				if (busy->frozen && busy->state == BLOCK_DIRTY)
+					block_write(busy, true);
+				block_wait(busy, &g->w);
+			} else if (a == ATTEMPT_FAIL) {
+				g->done(g, err);
+			} else {
+				g->pinned = true;
+				get_fill(g);
+				get_continue(g);
+			}
+		}
+		while (c->ahead_n && list_empty(&c->starving) && ahead_one(c))
+			;
+		clean_ahead(c);
+		block_write_pump(c);
+	} while (c->pump_again);
+	c->pumping = false;
+}

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cache.h - the RAM tier: files cut in blocks, blocks in a few named states, and who may touch
+ *them.
+ *
+ * All of this belongs to the loop thread. Work threads and clients touch a block's memory only
+ *while the loop thread has it pinned for them.
+ *
+ * Life of a block (block_set_state() checks these and no others):
+ *
+ *	EMPTY --> READING --> CLEAN --> DIRTY --> WRITING --> CLEAN
+ *	            |           |         ^          |
+ *	            v           v         +----------+ (write failed, or changed meanwhile: never)
+ *	          EMPTY       EMPTY     DIRTY --> EMPTY (truncated, deleted, rolled back)
+ *
+ *	READING	memory is there, content is not: the drive, zeros, or the first writer is filling it
+ *	CLEAN	equals the live extent (or is all zeros over a hole)
+ *	DIRTY	newer than the live extent; a place to write it to is reserved
+ *	WRITING	being hashed and written; nobody may change it, anybody may read it
+ *
+ * Life of an extent: a block has a live extent (the newest on disk) and may have spares (reserved
+ *places). A live extent with seq != 0 is part of a commit, durable or under way, and is never
+ *written over: a write goes to a spare and the old one waits in its file's `frees` until a commit
+ *that no longer refers to it is durable. With seq == 0 no commit knows it, and it is overwritten in
+ *place. So a block needs two places, never three; a kept slot (registered parameter, fallocate)
+ *owns both from the start, and a write to it cannot run out of disk.
+ */
+#ifndef ENGINE_CACHE_H
+#define ENGINE_CACHE_H
+
+#include "engine/arena.h"
+#include "engine/catalog.h"
+#include "engine/io.h"
+#include "engine/list.h"
+#include "engine/loop.h"
+#include "engine/policy.h"
+#include "engine/pool.h"
+#include "engine/types.h"
+
+struct cache;
+struct commit;
+
+enum block_state { BLOCK_EMPTY, BLOCK_READING, BLOCK_CLEAN, BLOCK_DIRTY, BLOCK_WRITING };
+
+/* Somebody who wants to look again when a block (or the pool) has changed. */
+struct waiter {
+	struct list link;
+	void (*wake)(struct waiter *);
+};
+
+struct slot {
+	struct extent live;
+	uint64_t seq;	      /* the commit that holds `live`; 0: none */
+	struct poff spare[2]; /* reserved places */
+	uint32_t spare_len;   /* bytes of each */
+	uint8_t nspare;
+	bool keep;	 /* owns two places for good */
+	uint32_t acct;	 /* bytes counted in file.bytes */
+	struct block *b; /* cached, or NULL */
+};
+
+struct freed {
+	struct poff off;
+	uint32_t len;
+	uint32_t n; /* block number, to give the place back to a kept slot */
+	uint64_t ino;
+};
+
+struct freed_list {
+	struct freed *v;
+	size_t n, cap;
+};
+
+struct file {
+	uint64_t ino;
+	uint64_t size;
+	uint64_t bytes;	     /* allocated on disk, or to be */
+	struct slot **slots; /* chunks of SLOT_CHUNK, made when touched */
+	uint32_t nslots;     /* chunks */
+	uint32_t cached;     /* blocks in the cache */
+	uint32_t dirty;	     /* of these, DIRTY or WRITING */
+	bool changed;	     /* since the last freeze: map, content or size */
+	bool held;	     /* part of an open or torn step: no commit takes it */
+	bool touched;	     /* written since the last boundary (registered files) */
+	struct list changed_link;
+	struct list hash_link;
+	struct freed_list frees;
+	struct waiter *drop;	 /* gone: dropping waits for its blocks */
+	struct session *session; /* registered by */
+	uint32_t handle;	 /* the session's */
+};
+
+struct block {
+	struct file *f;
+	uint32_t n;
+	enum block_state state;
+	struct aoff mem;
+	uint32_t piece;	   /* bytes of memory */
+	uint32_t pins;	   /* reads, leases and gets under way: not evictable */
+	bool writer;	   /* somebody has it for writing */
+	bool filler;	   /* READING, and the first writer fills it */
+	bool frozen;	   /* the commit under way needs it as it is */
+	bool ahead;	   /* prefetched, not used yet */
+	bool pinned;	   /* tier=ram: never evicted */
+	int error;	   /* of the last write, 0: none */
+	uint64_t retry_ns; /* not before */
+	struct policy_node pol;
+	struct list waiters;
+	struct list write_link; /* in cache.write_queue */
+	/* the read or write under way */
+	struct io_op io;
+	struct loop_work work;
+	struct extent next;
+	bool next_spare; /* `next` is spare[0] of the slot */
+	struct cache *c;
+};
+
+enum get_mode {
+	GET_READ,  /* a hole is NULL: want.b == NULL means zeros */
+	GET_LEASE, /* to read: a hole gets memory */
+	GET_WRITE, /* exclusive; dirty from the grant on */
+};
+
+struct want {
+	struct file *f;
+	uint32_t n;
+	enum get_mode mode;
+	uint32_t len; /* bytes of the block that must have memory (GET_WRITE of a growing file); 0:
+			 what the file's size says */
+	bool overwrite; /* the getter replaces all content: nothing need be read */
+	bool can_fill;	/* the getter zeroes what it does not write when `fresh` */
+	/* results */
+	struct block *b;
+	bool fresh; /* memory holds old bytes: zero what you do not write */
+	bool was_clean, granted;
+};
+
+struct get {
+	struct want *want;
+	unsigned int n;
+	bool background; /* may fail with -EAGAIN instead of waiting for memory (prefetch) */
+	bool session;	 /* leases: detect that own leases block it, -E2BIG */
+	void (*done)(struct get *, int res);
+	/* the cache's */
+	struct cache *c;
+	unsigned int i;
+	bool pinned; /* memory and pins are held */
+	int res;
+	struct waiter w;
+	struct list link; /* in cache.starving */
+};
+
+#define SLOT_CHUNK 256u
+#define FILE_HASH  1024u
+
+struct cache_stats {
+	uint64_t hits, misses, evictions, prefetches, prefetch_hits, writebacks;
+	uint64_t read_errors, write_errors, checksum_errors;
+	uint64_t op_read_bytes, op_write_bytes, ops;
+};
+
+struct cache {
+	struct loop *loop;
+	struct io *io;
+	struct arena *arena;
+	void *base;
+	struct pool *pool;
+	struct policy *policy;
+	struct catalog *cat;
+	struct ns *ns;
+	uint32_t block;
+	bool readonly;
+
+	struct list files[FILE_HASH];
+	struct list changed;	   /* files */
+	struct freed_list orphans; /* extents of files that are gone */
+
+	struct list starving;	       /* gets that wait for memory, first come first served */
+	struct list space;	       /* waiters for pool space */
+	struct list write_queue;       /* blocks to be written, in order */
+	unsigned int reading, writing; /* blocks */
+	unsigned int write_depth;
+	uint32_t error_blocks; /* dirty blocks whose last write failed */
+	bool pumping, pump_again, quiet;
+
+	/* prefetch: a ring of ranges */
+	struct prefetch {
+		uint64_t ino;
+		uint32_t n, count;
+	} * ahead;
+	uint32_t ahead_head, ahead_n, ahead_cap;
+	uint64_t ahead_bytes, window; /* prefetched and unused; the most */
+
+	/* growth of the pool */
+	struct pool_grow grow;
+	struct loop_work grow_work;
+	bool growing;
+	int grow_error; /* of the last growth */
+
+	struct loop_timer retry; /* after write errors */
+
+	struct commit *commit; /* see commit.h */
+	struct cache_stats stats;
+	uint64_t leased, leased_small; /* bytes of memory out on leases */
+
+	/* hooks of engine.c */
+	void (*report)(void *arg, int err, uint64_t ino, uint64_t off, uint64_t len,
+		       const char *what);
+	void *arg;
+};
+
+int cache_init(struct cache *c); /* after loop .. block are set */
+void cache_fini(struct cache *c);
+
+/* ---- file.c: files, slots, extents ---- */
+struct file *file_find(struct cache *c, uint64_t ino);
+struct file *file_get(
+	struct cache *c,
+	uint64_t ino); /* makes it from the namespace's size; NULL: gone or no memory */
+void file_free(struct cache *c, struct file *f);
+int file_load_map(struct cache *c, struct file *f, const struct extent *map, uint32_t n,
+		  uint64_t seq);
+struct slot *file_slot(struct file *f, uint32_t n);			  /* NULL: never touched */
+struct slot *file_slot_make(struct cache *c, struct file *f, uint32_t n); /* NULL: no memory */
+uint32_t file_nblocks(const struct cache *c, const struct file *f);
+uint32_t file_content(const struct cache *c, const struct file *f,
+		      uint32_t n); /* bytes of block n by the file's size */
+uint32_t file_map_len(const struct cache *c, const struct file *f); /* entries a map needs */
+void file_changed(struct cache *c, struct file *f);
+void slot_account(struct cache *c, struct file *f, uint32_t n); /* after a change: file.bytes */
+void file_publish(struct cache *c, struct file *f, bool touch);
+
+/* Makes sure that a write of `len` bytes of this block has a place. 0, -EAGAIN (wait: space_wait),
+ * -ENOSPC. */
+int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len);
+/* Both places, for good. Same results. `want`: how many spares so that with the live extent there
+ * are two. */
+int slot_keep(struct cache *c, struct file *f, struct slot *s, uint32_t len);
+/* Gives back spares that are not needed. */
+void slot_trim(struct cache *c, struct slot *s);
+/*
+ * A write of block n is on disk: `e` is the live extent now (from spare[0], or in place). What it
+ * replaced is freed: now if no commit knows it, else with `frees`.
+ */
+void slot_written(struct cache *c, struct file *f, struct slot *s, uint32_t n,
+		  const struct extent *e, bool from_spare, struct freed_list *frees);
+/* The live extent is no longer: freed now, or after the next commit that covers the file. The slot
+ * becomes a hole. */
+void slot_drop_live(struct cache *c, struct file *f, struct slot *s, uint32_t n);
+void freed_push(struct freed_list *l, struct freed f);
+void freed_move(struct freed_list *to, struct freed_list *from);
+/* An extent's freeing is durable: back to its kept slot or to the pool. */
+void freed_release(struct cache *c, const struct freed *fr);
+
+/* Waits for pool space: starts a growth or a commit. -ENOSPC: neither can help. `kept`: wait for a
+ * running commit rather than grow. */
+int space_wait(struct cache *c, struct waiter *w, uint32_t len, bool kept);
+int space_grow(struct cache *c, uint64_t need); /* 0: started or under way; -ENOSPC */
+void space_wake(struct cache *c);
+
+/* ---- cache.c: blocks ---- */
+const char *block_state_name(enum block_state s);
+void block_set_state(struct block *b, enum block_state s);
+void block_wait(struct block *b, struct waiter *w);
+void block_wake(struct block *b);
+bool block_busy(const struct block *
+			b); /* pinned, filling, writing, frozen: cannot be changed or dropped now */
+void block_drop(struct block *b);		 /* not busy; content is lost, memory freed */
+uint32_t block_write_len(const struct block *b); /* bytes that a write-back writes */
+
+/* Asks for blocks; done() runs on the loop thread, maybe at once. All or nothing. */
+void cache_get(struct cache *c, struct get *g);
+bool cache_get_cancel(
+	struct cache *c,
+	struct get *g); /* true: it was waiting for memory, done() will not be called */
+/* Gives one back. changed: for writers; false: the memory was not changed. */
+void cache_put(struct cache *c, struct want *w, bool changed);
+/* Between these, nothing is woken and nothing starts: for changes of several blocks at once. */
+void cache_quiet(struct cache *c);
+void cache_loud(struct cache *c);
+void cache_pump(struct cache *c); /* serves who waits for memory, reads ahead, writes back */
+void cache_prefetch(struct cache *c, uint64_t ino, uint32_t n, uint32_t count);
+void cache_prefetch_clear(struct cache *c);
+uint32_t cache_piece(const struct cache *c, uint32_t len);
+
+/* ---- blockio.c: reading and writing blocks ---- */
+void block_fill(struct block *b, bool urgent);	/* READING: from the live extent, or zeros */
+void block_write(struct block *b, bool urgent); /* DIRTY and nobody writes to it: queue its write */
+void block_write_pump(struct cache *c);
+
+#endif

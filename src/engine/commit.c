@@ -1,0 +1,500 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * commit.c - see commit.h for the idea and the order of things.
+ *
+ * Loop thread, except record_run (a work thread, which alone uses the catalog's SQLite meanwhile).
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/commit.h"
+
+#define NONE UINT64_MAX
+
+struct commit {
+	struct cache *c;
+	int seconds; /* -1: off */
+	bool running;
+	unsigned int blocked;
+	/* the one under way */
+	struct catalog_txn *txn;
+	uint64_t seq, step;
+	unsigned int pending; /* frozen blocks */
+	int res;
+	uint64_t start_ns, bytes;
+	bool full; /* no file was held back */
+	struct freed_list frees;
+	uint64_t *inos;
+	size_t ninos, cap;
+	struct extent *scratch;
+	size_t scratch_cap;
+	struct list waiting; /* for this one */
+	struct list next;    /* for the next one */
+	struct list idle;    /* waiters: no commit running */
+	struct io_op sync;
+	struct loop_work record;
+	struct loop_timer timer;
+	/* what is known */
+	uint64_t boundary;
+	uint64_t committed;
+	uint64_t last_full_ns;
+	struct commit_info info;
+};
+
+static void timer_fire(struct loop_timer *t);
+
+int commit_init(struct cache *c, int seconds)
+{
+	struct commit *m = calloc(1, sizeof(*m));
+	struct catalog_meta meta;
+
+	if (!m)
+		return -ENOMEM;
+	catalog_get_meta(c->cat, &meta);
+	m->c = c;
+	m->seconds = seconds;
+	m->boundary = NONE;
+	m->committed = meta.has_step ? meta.step : NONE;
+	m->info.seq = meta.commit_seq;
+	m->info.time_ns = meta.commit_time_ns;
+	m->last_full_ns = loop_now_ns();
+	list_init(&m->waiting);
+	list_init(&m->next);
+	list_init(&m->idle);
+	list_init(&m->timer.link);
+	list_init(&m->record.link);
+	m->timer.fire = timer_fire;
+	c->commit = m;
+	return 0;
+}
+
+void commit_fini(struct cache *c)
+{
+	struct commit *m = c->commit;
+
+	assert(!m->running);
+	free(m->frees.v);
+	free(m->inos);
+	free(m->scratch);
+	free(m);
+	c->commit = NULL;
+}
+
+bool commit_running(const struct cache *c)
+{
+	return c->commit->running;
+}
+
+struct freed_list *commit_frees(struct cache *c)
+{
+	return &c->commit->frees;
+}
+
+static struct file *changed_file(struct list *l)
+{
+	return list_entry(l, struct file, changed_link);
+}
+
+bool commit_frees_pending(const struct cache *c)
+{
+	if (c->commit->blocked)
+		return false;
+	if (c->orphans.n)
+		return true;
+	list_for_each(l, &c->changed)
+	{
+		if (!changed_file(l)->held && changed_file(l)->frees.n)
+			return true;
+	}
+	return false;
+}
+
+bool commit_wanted(const struct cache *c)
+{
+	list_for_each(l, &c->changed)
+	{
+		if (!changed_file(l)->held)
+			return true;
+	}
+	return c->orphans.n > 0;
+}
+
+/* ---- end ---- */
+
+static void tell(struct list *waiters, int res)
+{
+	while (!list_empty(waiters)) {
+		struct commit_wait *w = list_first(waiters, struct commit_wait, link);
+
+		list_remove(&w->link);
+		w->done(w, res);
+	}
+}
+
+/* The commit did not happen: what it took is changed again, what it would have freed is not free.
+ */
+static void undo(struct commit *m)
+{
+	struct cache *c = m->c;
+
+	for (size_t i = 0; i < m->ninos; i++) {
+		struct file *f = file_find(c, m->inos[i]);
+
+		if (!f)
+			continue;
+		for (uint32_t k = 0; k < f->nslots; k++) {
+			for (uint32_t j = 0; f->slots[k] && j < SLOT_CHUNK; j++) {
+				if (f->slots[k][j].seq == m->seq)
+					f->slots[k][j].seq = 0;
+			}
+		}
+		file_changed(c, f);
+	}
+	for (size_t i = 0; i < m->frees.n; i++) {
+		struct file *f = file_find(c, m->frees.v[i].ino);
+
+		freed_push(f ? &f->frees : &c->orphans, m->frees.v[i]);
+		if (f)
+			file_changed(c, f);
+	}
+	m->frees.n = 0;
+}
+
+static void finish(struct commit *m, int res)
+{
+	struct cache *c = m->c;
+	struct list waiting, idle;
+
+	if (res) {
+		undo(m);
+	} else {
+		struct timespec now;
+
+		clock_gettime(CLOCK_REALTIME, &now);
+		m->committed = m->step;
+		m->info.seq = m->seq;
+		m->info.count++;
+		m->info.time_ns = (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+		m->info.last_bytes = m->bytes;
+		m->info.last_ns = loop_now_ns() - m->start_ns;
+		if (m->full)
+			m->last_full_ns = m->start_ns;
+		for (size_t i = 0; i < m->frees.n; i++)
+			freed_release(c, &m->frees.v[i]);
+		m->frees.n = 0;
+	}
+	m->info.error = res;
+	catalog_txn_end(c->cat, m->txn, res);
+	m->txn = NULL;
+	m->running = false;
+	list_init(&waiting);
+	list_splice_back(&waiting, &m->waiting);
+	list_init(&idle);
+	list_splice_back(&idle, &m->idle);
+	c->grow_error = 0;
+	tell(&waiting, res);
+	while (!list_empty(&idle)) {
+		struct waiter *w = list_first(&idle, struct waiter, link);
+
+		list_remove(&w->link);
+		w->wake(w);
+	}
+	space_wake(c);
+	if (!list_empty(&m->next))
+		commit_start(c);
+	cache_pump(c);
+}
+
+/* ---- record, sync ---- */
+
+static void record_run(struct loop_work *w)
+{
+	struct commit *m = container_of(w, struct commit, record);
+
+	m->res = catalog_commit(m->c->cat, m->txn);
+	if (!m->res)
+		pool_write_super(m->c->pool, m->seq); /* a hint: its failure loses nothing */
+}
+
+static void record_done(struct loop_work *w)
+{
+	struct commit *m = container_of(w, struct commit, record);
+
+	if (m->res)
+		m->c->report(m->c->arg, m->res, 0, 0, 0, "the catalog could not be written");
+	finish(m, m->res);
+}
+
+static void record(struct commit *m)
+{
+	m->record.run = record_run;
+	m->record.done = record_done;
+	loop_work_urgent(m->c->loop, &m->record);
+}
+
+static void sync_done(struct io_op *io)
+{
+	struct commit *m = container_of(io, struct commit, sync);
+
+	if (io->res) {
+		m->c->report(m->c->arg, io->res, 0, 0, 0, "fdatasync of the pool failed");
+		finish(m, io->res);
+		return;
+	}
+	record(m);
+}
+
+static void written(struct commit *m)
+{
+	if (m->res) {
+		finish(m, m->res);
+		return;
+	}
+	m->sync = (struct io_op){.kind = IO_SYNC, .done = sync_done};
+	list_init(&m->sync.link);
+	io_submit(m->c->io, &m->sync);
+}
+
+void commit_block_done(struct cache *c, struct block *b, int res)
+{
+	struct commit *m = c->commit;
+
+	assert(m->running && b->frozen && m->pending);
+	b->frozen = false;
+	if (res) {
+		if (!m->res)
+			m->res = res;
+	} else {
+		struct slot *s = file_slot(b->f, b->n);
+		uint32_t n;
+		struct extent *map = catalog_txn_map_get(m->txn, b->f->ino, &n);
+
+		assert(map && b->n < n);
+		map[b->n] = s->live;
+		s->seq = m->seq;
+		m->bytes += s->live.len;
+	}
+	if (--m->pending == 0)
+		written(m);
+}
+
+/* ---- freeze ---- */
+
+static int take_file(struct commit *m, struct file *f)
+{
+	struct cache *c = m->c;
+	uint32_t n = file_map_len(c, f);
+	int r;
+
+	if (m->ninos == m->cap) {
+		size_t cap = m->cap ? m->cap * 2 : 256;
+		uint64_t *v = realloc(m->inos, cap * sizeof(*v));
+
+		if (!v)
+			return -ENOMEM;
+		m->inos = v;
+		m->cap = cap;
+	}
+	if (n > m->scratch_cap) {
+		struct extent *v = realloc(m->scratch, n * sizeof(*v));
+
+		if (!v)
+			return -ENOMEM;
+		m->scratch = v;
+		m->scratch_cap = n;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		struct slot *s = file_slot(f, i);
+		bool dirty = s && s->b && (s->b->state == BLOCK_DIRTY || s->b->state == BLOCK_WRITING);
+
+		memset(&m->scratch[i], 0, sizeof(m->scratch[i]));
+		if (s && !dirty)
+			m->scratch[i] = s->live;
+	}
+	r = catalog_txn_map(m->txn, f->ino, m->scratch, n);
+	if (r)
+		return r;
+	/* From here on nothing can fail. */
+	m->inos[m->ninos++] = f->ino;
+	for (uint32_t i = 0; i < n; i++) {
+		struct slot *s = file_slot(f, i);
+
+		if (!s)
+			continue;
+		if (s->b && (s->b->state == BLOCK_DIRTY || s->b->state == BLOCK_WRITING)) {
+			s->b->frozen = true;
+			m->pending++;
+			block_write(s->b, false);
+		} else if (!extent_is_hole(&s->live) && s->seq == 0) {
+			s->seq = m->seq;
+		}
+	}
+	list_remove(&f->changed_link);
+	f->changed = false;
+	freed_move(&m->frees, &f->frees);
+	return 0;
+}
+
+void commit_start(struct cache *c)
+{
+	struct commit *m = c->commit;
+	bool changed = false, held = false;
+	int r = 0;
+
+	if (m->running || m->blocked)
+		return;
+	list_splice_back(&m->waiting, &m->next);
+	if (c->readonly) {
+		tell(&m->waiting, 0);
+		return;
+	}
+	list_for_each(l, &c->changed)
+	{
+		held = held || changed_file(l)->held;
+	}
+	m->step = held || m->boundary == NONE ? m->committed : m->boundary;
+	m->full = !held;
+	r = catalog_freeze(c->cat, m->step == NONE ? 0 : m->step, m->step != NONE, &m->txn,
+			   &changed);
+	if (r) {
+		c->report(c->arg, r, 0, 0, 0, "a commit could not begin");
+		m->info.error = r;
+		tell(&m->waiting, r);
+		return;
+	}
+	m->running = true;
+	m->seq = catalog_txn_seq(m->txn);
+	m->res = 0;
+	m->bytes = 0;
+	m->start_ns = loop_now_ns();
+	m->ninos = 0;
+	m->pending = 1; /* keeps blocks that finish meanwhile from ending it */
+	freed_move(&m->frees, &c->orphans);
+	list_for_each_safe(l, tmp, &c->changed)
+	{
+		struct file *f = changed_file(l);
+		struct ns_attr a;
+
+		/* A removed file that is still open has no row: its places go when it is dropped.
+		 */
+		if (f->held || ns_getattr(c->ns, f->ino, &a) || a.nlink == 0)
+			continue;
+		r = take_file(m, f);
+		if (r && !m->res)
+			m->res = r;
+		changed = true;
+	}
+	if (!changed && m->committed == m->step) {
+		/* Nothing to record; what was freed needs no commit to be free. */
+		for (size_t i = 0; i < m->frees.n; i++)
+			freed_release(c, &m->frees.v[i]);
+		m->frees.n = 0;
+		m->running = false;
+		m->pending = 0;
+		catalog_txn_end(c->cat, m->txn, -ECANCELED);
+		m->txn = NULL;
+		if (m->full)
+			m->last_full_ns = m->start_ns;
+		if (!c->error_blocks)
+			m->info.error = 0;
+		tell(&m->waiting, 0);
+		space_wake(c);
+		return;
+	}
+	block_write_pump(c);
+	if (--m->pending == 0)
+		written(m);
+}
+
+void commit_request(struct cache *c, struct commit_wait *w)
+{
+	list_push_back(&c->commit->next, &w->link);
+	commit_start(c);
+}
+
+bool commit_cancel(struct cache *c, struct commit_wait *w)
+{
+	(void)c;
+	if (!list_linked(&w->link))
+		return false;
+	list_remove(&w->link);
+	return true;
+}
+
+/* ---- when ---- */
+
+static void timer_arm(struct commit *m)
+{
+	if (m->seconds > 0 && !m->c->readonly)
+		loop_timer_set(m->c->loop, &m->timer, (uint64_t)m->seconds * 1000000000ull);
+}
+
+static void timer_fire(struct loop_timer *t)
+{
+	struct commit *m = container_of(t, struct commit, timer);
+
+	commit_start(m->c);
+	timer_arm(m);
+}
+
+void commit_timer_start(struct cache *c)
+{
+	timer_arm(c->commit);
+}
+
+void commit_maybe(struct cache *c)
+{
+	struct commit *m = c->commit;
+
+	if (m->seconds >= 0 &&
+	    loop_now_ns() - m->last_full_ns >= (uint64_t)m->seconds * 1000000000ull)
+		commit_start(c);
+}
+
+void commit_set_boundary(struct cache *c, uint64_t step)
+{
+	c->commit->boundary = step;
+}
+
+uint64_t commit_boundary(const struct cache *c)
+{
+	return c->commit->boundary;
+}
+
+void commit_block(struct cache *c)
+{
+	c->commit->blocked++;
+}
+
+void commit_unblock(struct cache *c)
+{
+	assert(c->commit->blocked);
+	if (--c->commit->blocked == 0 && !list_empty(&c->commit->next))
+		commit_start(c);
+}
+
+bool commit_blocked(const struct cache *c)
+{
+	return c->commit->blocked > 0;
+}
+
+void commit_when_idle(struct cache *c, struct waiter *w)
+{
+	if (!c->commit->running)
+		w->wake(w);
+	else
+		list_push_back(&c->commit->idle, &w->link);
+}
+
+void commit_get_info(const struct cache *c, struct commit_info *i)
+{
+	const struct commit *m = c->commit;
+
+	*i = m->info;
+	i->step = m->committed;
+	i->running = m->running;
+	i->pending = m->pending;
+}

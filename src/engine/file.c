@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * file.c - the data side of inodes: sizes, slots, and which extent may be reused when.
+ *
+ * Loop thread only. The rules that keep a committed byte safe are here and nowhere else:
+ * - slot_reserve() picks the place of the next write; never a live extent with seq != 0;
+ * - an extent that a commit knows is only ever put on a freed list; commit.c releases the list when
+ *   a commit that does not refer to it is durable;
+ * - the list is the file's own, because a file of an open step is left out of commits: what it
+ *   replaced is still its committed state.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cache.h"
+#include "engine/commit.h"
+
+static struct list *bucket(struct cache *c, uint64_t ino)
+{
+	return &c->files[(ino * 0x9e3779b97f4a7c15ull >> 32) % FILE_HASH];
+}
+
+struct file *file_find(struct cache *c, uint64_t ino)
+{
+	list_for_each(l, bucket(c, ino))
+	{
+		struct file *f = list_entry(l, struct file, hash_link);
+
+		if (f->ino == ino)
+			return f;
+	}
+	return NULL;
+}
+
+struct file *file_get(struct cache *c, uint64_t ino)
+{
+	struct file *f = file_find(c, ino);
+	struct ns_attr a;
+
+	if (f)
+		return f;
+	if (ns_getattr(c->ns, ino, &a) || !S_ISREG(a.mode))
+		return NULL;
+	f = calloc(1, sizeof(*f));
+	if (!f)
+		return NULL;
+	f->ino = ino;
+	f->size = a.size;
+	list_init(&f->changed_link);
+	list_push_back(bucket(c, ino), &f->hash_link);
+	return f;
+}
+
+/* Forgets a file without blocks and live extents. */
+void file_free(struct cache *c, struct file *f)
+{
+	(void)c;
+	for (uint32_t i = 0; i < f->nslots; i++)
+		free(f->slots[i]);
+	free(f->slots);
+	free(f->frees.v);
+	list_remove(&f->changed_link);
+	list_remove(&f->hash_link);
+	free(f);
+}
+
+struct slot *file_slot(struct file *f, uint32_t n)
+{
+	uint32_t chunk = n / SLOT_CHUNK;
+
+	if (chunk >= f->nslots || !f->slots[chunk])
+		return NULL;
+	return &f->slots[chunk][n % SLOT_CHUNK];
+}
+
+struct slot *file_slot_make(struct cache *c, struct file *f, uint32_t n)
+{
+	uint32_t chunk = n / SLOT_CHUNK;
+
+	(void)c;
+	if (chunk >= f->nslots) {
+		uint32_t want = chunk + 1 > f->nslots * 2 ? chunk + 1 : f->nslots * 2;
+		struct slot **s = realloc(f->slots, want * sizeof(*s));
+
+		if (!s)
+			return NULL;
+		memset(s + f->nslots, 0, (want - f->nslots) * sizeof(*s));
+		f->slots = s;
+		f->nslots = want;
+	}
+	if (!f->slots[chunk]) {
+		f->slots[chunk] = calloc(SLOT_CHUNK, sizeof(struct slot));
+		if (!f->slots[chunk])
+			return NULL;
+	}
+	return &f->slots[chunk][n % SLOT_CHUNK];
+}
+
+int file_load_map(struct cache *c, struct file *f, const struct extent *map, uint32_t n,
+		  uint64_t seq)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct slot *s;
+
+		if (extent_is_hole(&map[i]))
+			continue;
+		s = file_slot_make(c, f, i);
+		if (!s)
+			return -ENOMEM;
+		s->live = map[i];
+		/* A block may have been written with bytes past the committed size. */
+		s->live.valid = (uint32_t)min_u64(s->live.valid, file_content(c, f, i));
+		s->seq = seq;
+		slot_account(c, f, i);
+	}
+	return 0;
+}
+
+uint32_t file_nblocks(const struct cache *c, const struct file *f)
+{
+	return (uint32_t)((f->size + c->block - 1) / c->block);
+}
+
+uint32_t file_content(const struct cache *c, const struct file *f, uint32_t n)
+{
+	uint64_t start = (uint64_t)n * c->block;
+
+	return start >= f->size ? 0 : (uint32_t)min_u64(c->block, f->size - start);
+}
+
+static bool slot_has_content(const struct slot *s)
+{
+	return !extent_is_hole(&s->live) ||
+	       (s->b && (s->b->state == BLOCK_DIRTY || s->b->state == BLOCK_WRITING));
+}
+
+uint32_t file_map_len(const struct cache *c, const struct file *f)
+{
+	(void)c;
+	for (uint32_t i = f->nslots; i-- > 0;) {
+		if (!f->slots[i])
+			continue;
+		for (uint32_t k = SLOT_CHUNK; k-- > 0;)
+			if (slot_has_content(&f->slots[i][k]))
+				return i * SLOT_CHUNK + k + 1;
+	}
+	return 0;
+}
+
+void file_changed(struct cache *c, struct file *f)
+{
+	f->touched = true;
+	if (f->changed)
+		return;
+	f->changed = true;
+	list_push_back(&c->changed, &f->changed_link);
+}
+
+void slot_account(struct cache *c, struct file *f, uint32_t n)
+{
+	struct slot *s = file_slot(f, n);
+	uint32_t bytes;
+
+	if (!s)
+		return;
+	bytes = extent_is_hole(&s->live) ? 0 : s->live.len;
+	if (s->b && (s->b->state == BLOCK_DIRTY || s->b->state == BLOCK_WRITING)) {
+		uint32_t dirty = block_write_len(s->b);
+
+		if (dirty > bytes)
+			bytes = dirty;
+	}
+	f->bytes += bytes;
+	f->bytes -= s->acct;
+	s->acct = bytes;
+	(void)c;
+}
+
+void file_publish(struct cache *c, struct file *f, bool touch)
+{
+	ns_publish(c->ns, f->ino, f->size, f->bytes, touch);
+}
+
+/* ---- freed lists ---- */
+
+void freed_push(struct freed_list *l, struct freed fr)
+{
+	if (l->n == l->cap) {
+		size_t cap = l->cap ? l->cap * 2 : 64;
+		struct freed *v = realloc(l->v, cap * sizeof(*v));
+
+		if (!v)
+			return; /* not reused before the next mount finds it free: safe */
+		l->v = v;
+		l->cap = cap;
+	}
+	l->v[l->n++] = fr;
+}
+
+void freed_move(struct freed_list *to, struct freed_list *from)
+{
+	for (size_t i = 0; i < from->n; i++)
+		freed_push(to, from->v[i]);
+	from->n = 0;
+}
+
+/* A place nobody refers to: to the kept slot that wants a second one, else to the pool. */
+static void place_release(struct cache *c, struct slot *s, struct poff off, uint32_t len)
+{
+	if (s && s->keep) {
+		unsigned int have = s->nspare + (extent_is_hole(&s->live) ? 0 : 1);
+
+		if (have < 2 && s->nspare < 2 && (s->nspare == 0 || s->spare_len == len)) {
+			s->spare[s->nspare++] = off;
+			s->spare_len = len;
+			return;
+		}
+	}
+	pool_free(c->pool, off, len);
+}
+
+void freed_release(struct cache *c, const struct freed *fr)
+{
+	struct file *f = file_find(c, fr->ino);
+
+	place_release(c, f ? file_slot(f, fr->n) : NULL, fr->off, fr->len);
+}
+
+/* ---- places of a slot ---- */
+
+static bool slot_in_place(const struct slot *s, uint32_t len)
+{
+	return !extent_is_hole(&s->live) && s->seq == 0 && s->live.len >= len;
+}
+
+static void slot_free_spares(struct cache *c, struct slot *s)
+{
+	while (s->nspare)
+		pool_free(c->pool, s->spare[--s->nspare], s->spare_len);
+	s->spare_len = 0;
+}
+
+int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len)
+{
+	int r;
+
+	(void)f;
+	if (slot_in_place(s, len) || (s->nspare && s->spare_len >= len))
+		return 0;
+	/* A write under way holds the first spare: it cannot be exchanged for a longer one now. */
+	if (s->b && s->b->state == BLOCK_WRITING)
+		return -EAGAIN;
+	slot_free_spares(c, s);
+	r = pool_alloc(c->pool, len, &s->spare[0]);
+	if (r)
+		return r;
+	s->nspare = 1;
+	s->spare_len = len;
+	return 0;
+}
+
+int slot_keep(struct cache *c, struct file *f, struct slot *s, uint32_t len)
+{
+	(void)f;
+	if (s->nspare && s->spare_len < len)
+		slot_free_spares(c, s);
+	while (s->nspare + (extent_is_hole(&s->live) ? 0 : 1) < 2) {
+		struct poff off;
+		int r = pool_alloc(c->pool, s->nspare ? s->spare_len : len, &off);
+
+		if (r)
+			return r;
+		if (!s->nspare)
+			s->spare_len = len;
+		s->spare[s->nspare++] = off;
+	}
+	s->keep = true;
+	return 0;
+}
+
+void slot_trim(struct cache *c, struct slot *s)
+{
+	unsigned int need = 0;
+
+	if (s->keep)
+		return;
+	if (s->b && s->b->state == BLOCK_WRITING)
+		return; /* its completion calls again */
+	if (s->b && s->b->state == BLOCK_DIRTY && !slot_in_place(s, block_write_len(s->b)))
+		need = 1;
+	while (s->nspare > need)
+		pool_free(c->pool, s->spare[--s->nspare], s->spare_len);
+	if (!s->nspare)
+		s->spare_len = 0;
+}
+
+void slot_written(struct cache *c, struct file *f, struct slot *s, uint32_t n,
+		  const struct extent *e, bool from_spare, struct freed_list *frees)
+{
+	struct extent old = s->live;
+	uint64_t old_seq = s->seq;
+	uint32_t place = from_spare ? s->spare_len : old.len;
+
+	if (from_spare) {
+		s->spare[0] = s->spare[1];
+		s->nspare--;
+	}
+	s->live = *e;
+	s->seq = 0;
+	if (place > e->len)
+		pool_free(c->pool, (struct poff){e->off + e->len}, place - e->len);
+	if (!from_spare || extent_is_hole(&old))
+		return;
+	if (old_seq == 0)
+		place_release(c, s, (struct poff){old.off}, old.len);
+	else
+		freed_push(frees, (struct freed){{old.off}, old.len, n, f->ino});
+}
+
+void slot_drop_live(struct cache *c, struct file *f, struct slot *s, uint32_t n)
+{
+	struct extent e = s->live;
+	uint64_t seq = s->seq;
+
+	if (extent_is_hole(&e))
+		return;
+	memset(&s->live, 0, sizeof(s->live));
+	s->seq = 0;
+	if (seq == 0)
+		place_release(c, s, (struct poff){e.off}, e.len);
+	else
+		freed_push(&f->frees, (struct freed){{e.off}, e.len, n, f->ino});
+	file_changed(c, f);
+}
+
+/* ---- pool space ---- */
+
+static void grow_run(struct loop_work *w)
+{
+	struct cache *c = container_of(w, struct cache, grow_work);
+
+	pool_grow_run(c->pool, &c->grow);
+}
+
+static void grow_done(struct loop_work *w)
+{
+	struct cache *c = container_of(w, struct cache, grow_work);
+
+	pool_grow_end(c->pool, &c->grow);
+	c->growing = false;
+	c->grow_error = c->grow.res;
+	space_wake(c);
+}
+
+int space_grow(struct cache *c, uint64_t need)
+{
+	int r;
+
+	if (c->growing)
+		return 0;
+	if (c->readonly)
+		return -EROFS;
+	r = pool_grow_begin(c->pool, need, &c->grow);
+	if (r == -EALREADY)
+		return 0;
+	if (r)
+		return r;
+	c->growing = true;
+	c->grow_work = (struct loop_work){.run = grow_run, .done = grow_done};
+	list_init(&c->grow_work.link);
+	loop_work_urgent(c->loop, &c->grow_work);
+	return 0;
+}
+
+int space_wait(struct cache *c, struct waiter *w, uint32_t len, bool kept)
+{
+	bool committing = commit_running(c);
+
+	if (!(kept && committing)) {
+		int r = c->grow_error == 0 ? space_grow(c, len) : -ENOSPC;
+
+		if (r == -ENOSPC) {
+			/* The host is full or the limit reached: what was freed comes back with a
+			 * commit. */
+			if (!committing && commit_frees_pending(c)) {
+				commit_start(c);
+				committing = commit_running(c);
+			}
+			if (!committing) {
+				c->grow_error = 0; /* the next one may try again */
+				return -ENOSPC;
+			}
+		} else if (r) {
+			return r;
+		}
+	}
+	list_push_back(&c->space, &w->link);
+	return 0;
+}
+
+void space_wake(struct cache *c)
+{
+	struct list todo;
+
+	list_init(&todo);
+	list_splice_back(&todo, &c->space);
+	while (!list_empty(&todo)) {
+		struct waiter *w = list_first(&todo, struct waiter, link);
+
+		list_remove(&w->link);
+		w->wake(w);
+	}
+}
