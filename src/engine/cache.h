@@ -81,6 +81,7 @@ struct file {
 	uint32_t dirty;	     /* of these, DIRTY or WRITING */
 	bool changed;	     /* since the last freeze: map, content or size */
 	bool held;	     /* part of an open or torn step: no commit takes it */
+	bool pinned; /* tier=ram: its blocks are never evicted */
 	bool touched;	     /* written since the last boundary (registered files) */
 	struct list changed_link;
 	struct list hash_link;
@@ -175,6 +176,7 @@ struct cache {
 	struct list changed;	   /* files */
 	struct freed_list orphans; /* extents of files that are gone */
 
+	struct list woken; /* waiters of dropped blocks, woken by the pump */
 	struct list starving;	       /* gets that wait for memory, first come first served */
 	struct list space;	       /* waiters for pool space */
 	struct list write_queue;       /* blocks to be written, in order */

@@ -133,9 +133,9 @@ enum engine_op_kind {
 
 /*
  * Filled in by the caller, embedded in its request. Belongs to the engine from engine_submit()
- * until done() is entered. done() runs on a work thread for READ and WRITE (it may copy and make
- * system calls; the READ's iov is valid until it returns), on the loop thread for the others (it
- * must not block; replying to FUSE is fine).
+ * until done() is entered. done() runs on a work thread for READ (it may copy and make system
+ * calls; iov is valid until it returns), on the loop thread for the others (it must not block;
+ * replying to FUSE is fine).
  */
 struct engine_op {
 	enum engine_op_kind kind;
