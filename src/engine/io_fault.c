@@ -82,7 +82,8 @@ static bool roll(struct io_fault *f, double rate)
 	return rate > 0 && (double)(rng_next(&f->rng) >> 11) * 0x1p-53 < rate;
 }
 
-/* --- parts in and out -------------------------------------------------------------------------- */
+/* --- parts in and out --------------------------------------------------------------------------
+ */
 
 static uint64_t now_ns(void)
 {
@@ -179,7 +180,8 @@ static int journal_add(struct io_fault *f, struct io_part *part)
 /* A sync that began at `seq` has succeeded: what had completed by then is safe. */
 static void journal_retire(struct io_fault *f, uint64_t seq)
 {
-	list_for_each_safe (pos, tmp, &f->journal) {
+	list_for_each_safe(pos, tmp, &f->journal)
+	{
 		struct journal_entry *e = list_entry(pos, struct journal_entry, link);
 
 		if (e->done_seq && e->done_seq <= seq)
