@@ -397,7 +397,7 @@ void io_destroy(struct io *io)
 	free(io);
 }
 
-/* --- the synchronous helpers ------------------------------------------------------------------- */
+/* --- the synchronous helpers ----------------------------------------------------------------- */
 
 int io_pread_all(int fd, void *buf, size_t len, uint64_t off)
 {

@@ -82,8 +82,7 @@ static bool roll(struct io_fault *f, double rate)
 	return rate > 0 && (double)(rng_next(&f->rng) >> 11) * 0x1p-53 < rate;
 }
 
-/* --- parts in and out --------------------------------------------------------------------------
- */
+/* --- parts in and out ------------------------------------------------------------------------ */
 
 static uint64_t now_ns(void)
 {

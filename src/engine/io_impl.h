@@ -16,10 +16,10 @@
 
 #include "engine/io.h"
 
-#define IO_PART_MAX    (UINT64_C(1) << 30) /* one kernel call moves less than 2 GiB */
-#define IO_DEPTH	 64
-#define IO_THREADS_DFLT	 8
-#define IO_REASON_LEN	 320
+#define IO_PART_MAX	(UINT64_C(1) << 30) /* one kernel call moves less than 2 GiB */
+#define IO_DEPTH	64
+#define IO_THREADS_DFLT 8
+#define IO_REASON_LEN	320
 
 enum io_call {
 	IO_CALL_READ,
@@ -34,12 +34,12 @@ struct io_part {
 	enum io_call call;
 	unsigned int idx; /* its place in io->parts */
 	struct io_op *op;
-	char *buf;	    /* what remains: buf, off, len */
+	char *buf; /* what remains: buf, off, len */
 	uint64_t off, len;
-	uint64_t count;	    /* how much of it to ask for now, <= len */
+	uint64_t count;	     /* how much of it to ask for now, <= len */
 	uint64_t base, size; /* the whole part */
 	unsigned int stalls; /* calls in a row that moved nothing */
-	int res;	    /* for the backend's use, as is link */
+	int res;	     /* for the backend's use, as is link */
 	struct list link;
 };
 

@@ -138,8 +138,9 @@ static int open_direct(struct io *io, const struct io_opts *opts, int flags)
 		return ret;
 	fd = reopen(opts->fd, flags | O_DIRECT);
 	if (fd < 0) {
-		reason(io, fd == -ENOENT ? "/proc is needed to open the file with O_DIRECT: %s"
-					 : "opening the file with O_DIRECT: %s",
+		reason(io,
+		       fd == -ENOENT ? "/proc is needed to open the file with O_DIRECT: %s"
+				     : "opening the file with O_DIRECT: %s",
 		       strerror(-fd));
 		return fd;
 	}
@@ -163,10 +164,11 @@ int io_probe_open(struct io *io, const struct io_opts *opts, char *why, size_t w
 		if (!ret)
 			return 0;
 		if (opts->direct == IO_DIRECT_ON) {
-			snprintf(why, why_len,
-				 "direct=on, but: %s; put the backing on a file system with direct I/O "
-				 "(ext4, xfs on a drive) or use direct=auto",
-				 io->direct_reason);
+			snprintf(
+				why, why_len,
+				"direct=on, but: %s; put the backing on a file system with direct I/O "
+				"(ext4, xfs on a drive) or use direct=auto",
+				io->direct_reason);
 			return ret;
 		}
 	} else {

@@ -163,17 +163,19 @@ static void say_why(int err, const char *call, char *why, size_t why_len)
 			 call, text);
 		break;
 	case -ENOSYS:
-		snprintf(why, why_len,
-			 "%s: %s: the kernel has no io_uring (Linux 5.6 or later has), or a seccomp "
-			 "filter (container) hides it; allow io_uring_setup, io_uring_enter and "
-			 "io_uring_register in its profile",
-			 call, text);
+		snprintf(
+			why, why_len,
+			"%s: %s: the kernel has no io_uring (Linux 5.6 or later has), or a seccomp "
+			"filter (container) hides it; allow io_uring_setup, io_uring_enter and "
+			"io_uring_register in its profile",
+			call, text);
 		break;
 	case -ENOMEM:
-		snprintf(why, why_len,
-			 "%s: %s: the limit of locked memory is %llu KiB; raise it with ulimit -l or "
-			 "LimitMEMLOCK=",
-			 call, text, memlock_kib());
+		snprintf(
+			why, why_len,
+			"%s: %s: the limit of locked memory is %llu KiB; raise it with ulimit -l or "
+			"LimitMEMLOCK=",
+			call, text, memlock_kib());
 		break;
 	default:
 		snprintf(why, why_len, "%s: %s", call, text);
@@ -188,7 +190,8 @@ static void register_arena(struct io_uring_be *u, const struct io_opts *opts)
 	int ret;
 
 	if (!opts->buf || !n) {
-		snprintf(u->be.registered_reason, sizeof(u->be.registered_reason), "no arena given");
+		snprintf(u->be.registered_reason, sizeof(u->be.registered_reason),
+			 "no arena given");
 		return;
 	}
 	iov = calloc(n, sizeof(*iov));
@@ -210,10 +213,11 @@ static void register_arena(struct io_uring_be *u, const struct io_opts *opts)
 	}
 out_reason:
 	if (ret == -ENOMEM)
-		snprintf(u->be.registered_reason, sizeof(u->be.registered_reason),
-			 "%zu KiB are more than the limit of locked memory (%llu KiB); raise it with "
-			 "ulimit -l or LimitMEMLOCK=, or grant CAP_IPC_LOCK",
-			 opts->buf_len / 1024, memlock_kib());
+		snprintf(
+			u->be.registered_reason, sizeof(u->be.registered_reason),
+			"%zu KiB are more than the limit of locked memory (%llu KiB); raise it with "
+			"ulimit -l or LimitMEMLOCK=, or grant CAP_IPC_LOCK",
+			opts->buf_len / 1024, memlock_kib());
 	else
 		snprintf(u->be.registered_reason, sizeof(u->be.registered_reason),
 			 "io_uring_register: %s", strerror(-ret));

@@ -36,7 +36,7 @@
 #include "engine/io.h"
 #include "engine/loop.h"
 
-#define EVENTS_MAX   32
+#define EVENTS_MAX    32
 #define TURNS_NO_POLL 64 /* turns in a row that may skip epoll while the inbox is never empty */
 
 struct loop {
@@ -49,9 +49,9 @@ struct loop {
 	atomic_bool asleep;
 	atomic_uint outstanding; /* work queued, running, or waiting for its done() */
 
-	struct list timers;	   /* soonest first */
+	struct list timers; /* soonest first */
 	struct epoll_event events[EVENTS_MAX];
-	int nevents;		   /* fetched and not dispatched yet: unwatch looks here */
+	int nevents; /* fetched and not dispatched yet: unwatch looks here */
 	bool stop;
 
 	pthread_mutex_t lock; /* of everything below */
@@ -388,7 +388,7 @@ static unsigned int default_workers(void)
 	cpu_set_t set;
 	int n = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
 
-	/* One more than CPUs: they sleep in fdatasync and SQLite, and one is kept for the urgent. */
+	/* One more than CPUs: they sleep in fdatasync and SQLite; one is kept for the urgent. */
 	return n < 2 ? 2 : n > 7 ? 8 : (unsigned int)n + 1;
 }
 

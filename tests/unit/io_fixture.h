@@ -17,17 +17,17 @@
 #include "engine/io_fault.h"
 #include "engine/io_impl.h"
 
-#define KIB	 1024u
-#define MIB	 (1024u * KIB)
-#define WAIT_MS	 20000
+#define KIB	1024u
+#define MIB	(1024u * KIB)
+#define WAIT_MS 20000
 
 /* For forked children too, where CMocka's asserts would go on as a second test run. */
-#define check(cond)                                                                           \
-	do {                                                                                  \
-		if (!(cond)) {                                                                \
-			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond);            \
-			abort();                                                              \
-		}                                                                             \
+#define check(cond) \
+	do { \
+		if (!(cond)) { \
+			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond); \
+			abort(); \
+		} \
 	} while (0)
 
 /* ThreadSanitizer wants to be asked before a forked child may start threads. */

@@ -509,7 +509,8 @@ static void test_event_fd_tells_the_truth(void **state)
 	p.fd = io_event_fd(f.io);
 	assert_int_equal(poll(&p, 1, 0), 0);
 	for (int i = 0; i < 20; i++) {
-		assert_int_equal(io_one(f.io, i & 1 ? IO_READ : IO_WRITE, f.arena, 0, 256 * KIB), 0);
+		assert_int_equal(io_one(f.io, i & 1 ? IO_READ : IO_WRITE, f.arena, 0, 256 * KIB),
+				 0);
 		assert_int_equal(io_reap(f.io), 0);
 		assert_int_equal(poll(&p, 1, 2), 0);
 	}
@@ -549,7 +550,7 @@ static void test_destroy_waits_for_ops(void **state)
 		assert_ptr_equal(ops[i].priv, &ops[i]);
 }
 
-/* --- the synchronous helpers ------------------------------------------------------------------- */
+/* --- the synchronous helpers ----------------------------------------------------------------- */
 
 static void test_pread_all_pwrite_all(void **state)
 {
@@ -577,19 +578,21 @@ static void test_pread_all_pwrite_all(void **state)
 	free(b);
 }
 
-#define VARIANTS(name)                                                             \
-	{#name " uring direct", name, NULL, NULL, &variants[0]},                   \
-		{#name " uring buffered", name, NULL, NULL, &variants[1]},         \
-		{#name " uring mangled", name, NULL, NULL, &variants[2]},          \
-		{#name " threads direct", name, NULL, NULL, &variants[3]},         \
-		{#name " threads buffered", name, NULL, NULL, &variants[4]},       \
-		{#name " threads mangled", name, NULL, NULL, &variants[5]},        \
-		{#name " threads buffered mangled", name, NULL, NULL, &variants[6]}
+#define VARIANTS(name) \
+	{#name " uring direct", name, NULL, NULL, &variants[0]}, \
+		{#name " uring buffered", name, NULL, NULL, &variants[1]}, \
+		{#name " uring mangled", name, NULL, NULL, &variants[2]}, \
+		{#name " threads direct", name, NULL, NULL, &variants[3]}, \
+		{#name " threads buffered", name, NULL, NULL, &variants[4]}, \
+		{#name " threads mangled", name, NULL, NULL, &variants[5]}, \
+	{ \
+#name " threads buffered mangled", name, NULL, NULL, &variants[6] \
+	}
 
 static struct variant variants[] = {
-	{IO_URING, IO_DIRECT_AUTO, NULL},    {IO_URING, IO_DIRECT_OFF, NULL},
-	{IO_URING, IO_DIRECT_AUTO, MANGLED}, {IO_THREADS, IO_DIRECT_AUTO, NULL},
-	{IO_THREADS, IO_DIRECT_OFF, NULL},   {IO_THREADS, IO_DIRECT_AUTO, MANGLED},
+	{IO_URING, IO_DIRECT_AUTO, NULL},     {IO_URING, IO_DIRECT_OFF, NULL},
+	{IO_URING, IO_DIRECT_AUTO, MANGLED},  {IO_THREADS, IO_DIRECT_AUTO, NULL},
+	{IO_THREADS, IO_DIRECT_OFF, NULL},    {IO_THREADS, IO_DIRECT_AUTO, MANGLED},
 	{IO_THREADS, IO_DIRECT_OFF, MANGLED},
 };
 

@@ -27,12 +27,13 @@
 
 #define SKIPPED 77
 
-/* --- taking things away ------------------------------------------------------------------------ */
+/* --- taking things away ---------------------------------------------------------------------- */
 
 /* System call `nr` fails with `err` from now on; if `arg` >= 0, where that argument has `bits`. */
 static void forbid(int nr, int arg, uint32_t bits, int err)
 {
-	const uint32_t arg_at = (uint32_t)(offsetof(struct seccomp_data, args) + 8u * (arg > 0 ? arg : 0));
+	const uint32_t arg_at =
+		(uint32_t)(offsetof(struct seccomp_data, args) + 8u * (arg > 0 ? arg : 0));
 	struct sock_filter code[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)nr, 0, 3),
@@ -88,7 +89,7 @@ static void in_child(void (*fn)(void))
 	assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-/* --- what must hold afterwards ------------------------------------------------------------------ */
+/* --- what must hold afterwards --------------------------------------------------------------- */
 
 static void open_file(struct fixture *f)
 {
@@ -279,7 +280,7 @@ static void test_without_o_direct(void **state)
 	in_child(direct_on_ramfs);
 }
 
-/* --- other things about the file ----------------------------------------------------------------- */
+/* --- other things about the file ------------------------------------------------------------- */
 
 static void test_asked_for_buffered(void **state)
 {

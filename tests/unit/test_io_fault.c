@@ -132,11 +132,15 @@ static void test_flips_one_bit(void **state)
 static void test_bad_specs_name_the_word(void **state)
 {
 	static const char *const bad[] = {
-		"read.error=EIO",    "read.error=EWHAT:0.1", "write.short=1.5", "flip=x",
-		"delay=2:0.1",	     "delay=ms:1",	     "sync.short=0.1",	"sync.flip=1",
-		"format.error=EIO:1", "cut=",		     "cut=5:leave",	"cut=-1",
-		"seed=0x1",	     "journal=1",	     "nonsense",	"file=",
-		"read.error=0:1",    "read.short=nan",
+		"read.error=EIO",     "read.error=EWHAT:0.1",
+		"write.short=1.5",    "flip=x",
+		"delay=2:0.1",	      "delay=ms:1",
+		"sync.short=0.1",     "sync.flip=1",
+		"format.error=EIO:1", "cut=",
+		"cut=5:leave",	      "cut=-1",
+		"seed=0x1",	      "journal=1",
+		"nonsense",	      "file=",
+		"read.error=0:1",     "read.short=nan",
 	};
 	struct fixture f;
 	char spec[100];
@@ -347,9 +351,11 @@ static void test_cut_takes_the_process_along(void **state)
 	assert_int_equal(WEXITSTATUS(status), 70);
 }
 
-#define BOTH(name)                                      \
+#define BOTH(name) \
 	{#name " auto", name, NULL, NULL, &engines[0]}, \
-		{#name " threads", name, NULL, NULL, &engines[1]}
+	{ \
+#name " threads", name, NULL, NULL, &engines[1] \
+	}
 
 int main(void)
 {

@@ -131,8 +131,8 @@ static void test_call_runs_on_the_loop_thread(void **state)
 
 /* --- work ------------------------------------------------------------------------------------- */
 
-static struct loop *cur;     /* the loop under test, set before anything is queued */
-static atomic_int order_n;   /* what ran, in order */
+static struct loop *cur;   /* the loop under test, set before anything is queued */
+static atomic_int order_n; /* what ran, in order */
 static const char *order[32];
 
 static void note(const char *what)
