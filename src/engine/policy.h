@@ -36,7 +36,8 @@ struct policy_node {
 int policy_create(struct policy **out, uint32_t blocks);
 void policy_destroy(struct policy *p);
 
-/* A block came into the cache (key, bytes, class set by the caller). */
+/* A block came into the cache (key, bytes, class set by the caller, who leaves them alone until
+ * policy_remove()). */
 void policy_insert(struct policy *p, struct policy_node *n);
 /* It was used (a lease, a read, a write): not called for the use that inserted it. */
 void policy_touch(struct policy *p, struct policy_node *n);

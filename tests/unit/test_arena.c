@@ -68,8 +68,6 @@ static void more_than_the_machine_has_is_enomem(void **state)
 	assert_int_equal(arena_create(&o, &a), -ENOMEM);
 	o.huge = ARENA_HUGE_OFF;
 	assert_int_equal(arena_create(&o, &a), -ENOMEM);
-	o.huge = ARENA_HUGE_HUGETLB;
-	assert_int_equal(arena_create(&o, &a), -ENOMEM);
 }
 
 static void memory_is_populated_aligned_and_mapped(void **state)

@@ -228,6 +228,7 @@ static void is_allocated_means_all_of_it(void **state)
 	assert_false(pool_is_allocated(p, (struct poff){o.o + 1}, 4096));
 	assert_false(pool_is_allocated(p, o, 0));
 	assert_false(pool_is_allocated(p, super, 4096));
+	assert_false(pool_is_allocated(p, (struct poff){POOL_SUPER_SIZE - 4096}, 8192));
 	assert_false(pool_is_allocated(p, (struct poff){1ull << 50}, 4096));
 	assert_false(pool_is_allocated(p, o, UINT64_MAX - 4095));
 	pool_free(p, o, BLOCK);
