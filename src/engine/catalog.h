@@ -16,6 +16,7 @@
  *lock) catalog_txn_map()    loop thread; hands over the block map of a file, as many as changed
  *	catalog_commit()     work thread; one SQLite transaction, durable when it returns 0
  *	catalog_txn_end()    loop thread; forgets, or on failure marks everything changed again
+ *(not the maps: hand those over again)
  * One transaction at a time.
  */
 #ifndef ENGINE_CATALOG_H
@@ -80,6 +81,12 @@ bool catalog_txn_has(const struct catalog_txn *t,
 uint64_t catalog_txn_seq(const struct catalog_txn *t);
 
 int catalog_commit(struct catalog *c, struct catalog_txn *t);
+/*
+ * After a commit that failed: true when it may nevertheless be what a mount finds after a crash
+ * (the sync failed, and the failure could not be undone). Until a later commit succeeds, neither
+ * the extents of that commit nor those it was to replace may be reused.
+ */
+bool catalog_uncertain(const struct catalog *c);
 void catalog_txn_end(struct catalog *c, struct catalog_txn *t, int res);
 
 /*

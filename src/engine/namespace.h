@@ -97,6 +97,16 @@ int ns_setxattr(struct ns *ns, uint64_t ino, const char *name, const void *value
 		int flags);
 int ns_removexattr(struct ns *ns, uint64_t ino, const char *name);
 
+/* The session's own way to set user.moment.* of what is registered: several at once, all or none;
+ * value NULL removes (also what is not there). No name twice. Does not ask whether the inode is
+ * registered. */
+struct ns_moment {
+	const char *name;
+	const void *value;
+	size_t size;
+};
+int ns_set_moment(struct ns *ns, uint64_t ino, const struct ns_moment *m, size_t n);
+
 /*
  * Open handles. Opening for writing a file that is registered or generated: -EBUSY, -EACCES.
  * ns_open_writers() tells the number of writable handles (lseek and st_blocks answer differently

@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * catalog.c - making, opening and closing the catalog.
+ *
+ * A new catalog is made under another name and renamed when it is complete and durable, so there
+ * is never half a one. Opening reads everything into RAM and checks all of it (catalog_load.c);
+ * from then on the database is only written (catalog_commit.c), but for reverts.
+ *
+ * Read-only: without a WAL the file is read as it is; with one, it and its WAL are copied to a
+ * private folder, and recovered there. Either way the connection is closed after reading.
+ */
+#include "engine/catalog_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STR_(x) #x
+#define STR(x)	STR_(x)
+
+static int path_of(char path[PATH_MAX], const char *dir, const char *name)
+{
+	int n = snprintf(path, PATH_MAX, "%s/%s", dir, name);
+
+	return n < 0 || n >= PATH_MAX ? -ENAMETOOLONG : 0;
+}
+
+/* --- making --------------------------------------------------------------------------------- */
+
+static void unlink_tmp(int dirfd)
+{
+	unlinkat(dirfd, CATALOG_TMP "-wal", 0);
+	unlinkat(dirfd, CATALOG_TMP "-shm", 0);
+	unlinkat(dirfd, CATALOG_TMP "-journal", 0);
+	unlinkat(dirfd, CATALOG_TMP, 0);
+}
+
+/* The rows of an empty tree: the meta row and the root directory. */
+static int fill_new(struct catalog *c, const struct catalog_opts *opts)
+{
+	struct catalog_txn *t;
+	bool changed;
+	int res;
+
+	c->meta.m.version = CATALOG_VERSION;
+	c->meta.m.block = opts->block;
+	memcpy(c->meta.m.uuid, opts->uuid, sizeof(c->meta.m.uuid));
+	c->meta.next_ino = NS_FIRST;
+	pthread_mutex_lock(&c->ns->lock);
+	c->ns->root->uid = geteuid();
+	c->ns->root->gid = getegid();
+	ns_dirty_locked(c->ns, c->ns->root);
+	pthread_mutex_unlock(&c->ns->lock);
+	res = catalog_freeze(c, 0, false, &t, &changed);
+	if (res < 0)
+		return res;
+	res = catalog_commit(c, t);
+	catalog_txn_end(c, t, res);
+	return res;
+}
+
+static int create(const struct catalog_opts *opts, int dirfd, char *err, size_t errlen)
+{
+	char path[PATH_MAX];
+	struct catalog c = {.dirfd = dirfd, .making = true};
+	int res, fd;
+
+	if (opts->block < MOMENT_UNIT || opts->block & (opts->block - 1)) {
+		cat_message(err, errlen, "block size %u: not a power of two from 4096 on",
+			    opts->block);
+		return -EINVAL;
+	}
+	res = path_of(path, opts->dir, CATALOG_TMP);
+	if (res < 0)
+		return res;
+	unlink_tmp(dirfd);
+	fd = openat(dirfd, CATALOG_TMP, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (fd < 0) {
+		res = -errno;
+		cat_message(err, errlen, "making %s: %s", path, strerror(-res));
+		return res;
+	}
+	close(fd);
+	pthread_mutex_init(&c.lock, NULL);
+	res = cat_db_open(path, opts->vfs, false, &c.db, err, errlen);
+	if (res < 0)
+		goto out_destroy;
+	res = cat_exec(
+		c.db,
+		"PRAGMA page_size = 4096; PRAGMA application_id = " STR(CATALOG_APP_ID) "; PRAGMA user_version = " STR(
+			CATALOG_VERSION) "; PRAGMA journal_mode = WAL;");
+	if (!res)
+		res = cat_exec(c.db, cat_schema);
+	if (!res)
+		res = cat_prepare(&c);
+	if (res < 0)
+		goto out_message;
+	c.ns = ns_new(NULL, NULL);
+	res = c.ns ? fill_new(&c, opts) : -ENOMEM;
+	if (!res)
+		res = cat_errno(c.db, sqlite3_wal_checkpoint_v2(
+					      c.db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
+out_message:
+	if (res < 0)
+		cat_message(err, errlen, "making %s: %s (%s)", path, strerror(-res),
+			    sqlite3_errmsg(c.db));
+	cat_finalize(&c);
+	sqlite3_close(c.db);
+	if (!res && (renameat(dirfd, CATALOG_TMP, dirfd, CATALOG_FILE) < 0 || fsync(dirfd) < 0)) {
+		res = -errno;
+		cat_message(err, errlen, "renaming %s: %s", path, strerror(-res));
+	}
+	if (res < 0)
+		unlink_tmp(dirfd);
+	cat_rows_free(&c.rows);
+	ns_delete(c.ns);
+out_destroy:
+	pthread_mutex_destroy(&c.lock);
+	return res;
+}
+
+/* --- a private copy for reading --------------------------------------------------------------- */
+
+static int copy_file(int dirfd, const char *name, int to_dirfd)
+{
+	char buf[65536];
+	int from, to, res = 0;
+	ssize_t n;
+
+	from = openat(dirfd, name, O_RDONLY | O_CLOEXEC);
+	if (from < 0)
+		return -errno;
+	to = openat(to_dirfd, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	if (to < 0) {
+		res = -errno;
+		goto out_close;
+	}
+	while (!res && (n = read(from, buf, sizeof(buf))) != 0) {
+		if (n < 0 || write(to, buf, (size_t)n) != n)
+			res = n < 0 || errno ? -errno : -EIO;
+	}
+	close(to);
+out_close:
+	close(from);
+	return res;
+}
+
+static void drop_copy(const char *dir)
+{
+	static const char *const names[] = {CATALOG_FILE, CATALOG_FILE "-wal", CATALOG_FILE "-shm"};
+	char path[PATH_MAX];
+
+	for (size_t n = 0; n < sizeof(names) / sizeof(*names); n++)
+		if (!path_of(path, dir, names[n]))
+			unlink(path);
+	rmdir(dir);
+}
+
+static int make_copy(int dirfd, char dir[PATH_MAX])
+{
+	const char *tmp = getenv("TMPDIR");
+	int res, to;
+
+	res = path_of(dir, tmp && *tmp ? tmp : "/tmp", "momentfs-ro-XXXXXX");
+	if (res < 0)
+		return res;
+	if (!mkdtemp(dir))
+		return -errno;
+	to = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	res = to < 0 ? -errno : copy_file(dirfd, CATALOG_FILE, to);
+	if (!res)
+		res = copy_file(dirfd, CATALOG_FILE "-wal", to);
+	if (to >= 0)
+		close(to);
+	if (res < 0)
+		drop_copy(dir);
+	return res;
+}
+
+int cat_open_readonly(const char *dir, int dirfd, const char *vfs, sqlite3 **db,
+		      char copy[PATH_MAX], char *err, size_t errlen)
+{
+	char path[PATH_MAX];
+	struct stat st;
+	bool wal;
+	int res;
+
+	copy[0] = '\0';
+	wal = fstatat(dirfd, CATALOG_FILE "-wal", &st, 0) == 0 && st.st_size > 0;
+	res = path_of(path, dir, CATALOG_FILE);
+	if (!res && wal) {
+		res = make_copy(dirfd, copy);
+		if (res < 0)
+			cat_message(err, errlen,
+				    "%s: not unmounted cleanly; for read-only use its catalog is "
+				    "copied to TMPDIR and recovered there, which failed: %s",
+				    dir, strerror(-res));
+		if (!res)
+			res = path_of(path, copy, CATALOG_FILE);
+	}
+	if (!res)
+		res = cat_db_open(path, vfs, !wal, db, err, errlen);
+	if (res < 0)
+		cat_close_readonly(NULL, copy);
+	return res;
+}
+
+void cat_close_readonly(sqlite3 *db, char copy[PATH_MAX])
+{
+	sqlite3_close(db);
+	if (copy[0])
+		drop_copy(copy);
+	copy[0] = '\0';
+}
+
+/* --- opening -------------------------------------------------------------------------------- */
+
+struct first_problem {
+	char *err;
+	size_t errlen;
+	const char *dir;
+};
+
+static bool keep_first(void *arg, uint64_t ino, const char *text)
+{
+	struct first_problem *f = arg;
+
+	(void)ino;
+	cat_message(f->err, f->errlen,
+		    "%s/" CATALOG_FILE ": damaged: %s; `momentctl fsck %s` lists all problems",
+		    f->dir, text, f->dir);
+	return false;
+}
+
+static int count_wal(void *arg, sqlite3 *db, const char *name, int pages)
+{
+	struct catalog *c = arg;
+
+	(void)db;
+	(void)name;
+	c->wal_pages = (unsigned int)pages;
+	return SQLITE_OK;
+}
+
+static int call_on_map(const struct catalog_opts *opts, const struct cat_image *img)
+{
+	int res = 0;
+
+	for (size_t r = 0; opts->on_map && !res && r < img->n; r++)
+		if (img->recs[r].n_map)
+			res = opts->on_map(opts->arg, img->recs[r].row.ino, img->recs[r].row.size,
+					   img->recs[r].map, img->recs[r].n_map);
+	return res;
+}
+
+static int load(struct catalog *c, const struct catalog_opts *opts, sqlite3 *db, char *err,
+		size_t errlen)
+{
+	struct first_problem first = {err, errlen, opts->dir};
+	struct cat_check check = {.problem = keep_first, .arg = &first};
+	struct cat_image img = {0};
+	uint64_t *gone = NULL;
+	size_t n_gone;
+	int res;
+
+	res = cat_quick_check(db, &check);
+	if (!res)
+		res = cat_load(db, &img, &check);
+	if (res == -EPROTONOSUPPORT)
+		cat_message(
+			err, errlen,
+			"%s: made by a newer momentfs: this one reads formats up to %d; use the "
+			"newer one",
+			opts->dir, CATALOG_VERSION);
+	else if (res < 0 && !check.problems)
+		cat_message(err, errlen, "%s/" CATALOG_FILE ": %s: %s", opts->dir,
+			    sqlite3_errmsg(db), strerror(-res));
+	if (res < 0)
+		return res;
+	c->meta = img.meta;
+	res = cat_install(c, &img, &gone, &n_gone);
+	free(gone); /* an empty tree was replaced */
+	c->ns->next_ino = img.meta.next_ino;
+	if (!res)
+		res = call_on_map(opts, &img);
+	cat_image_fini(&img);
+	return res;
+}
+
+int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *err, size_t errlen)
+{
+	char path[PATH_MAX], copy[PATH_MAX] = "";
+	sqlite3 *db = NULL;
+	struct catalog *c;
+	struct stat st;
+	int res;
+
+	cat_message(err, errlen, "%s", "");
+	c = calloc(1, sizeof(*c));
+	if (!c)
+		return -ENOMEM;
+	pthread_mutex_init(&c->lock, NULL);
+	c->readonly = opts->readonly;
+	c->dirfd = open(opts->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	res = c->dirfd < 0 ? -errno : path_of(path, opts->dir, CATALOG_FILE);
+	if (!res && fstatat(c->dirfd, CATALOG_FILE, &st, AT_SYMLINK_NOFOLLOW) < 0)
+		res = -errno;
+	if (opts->create && !res)
+		res = -EEXIST;
+	else if (opts->create && res == -ENOENT && c->dirfd >= 0)
+		res = create(opts, c->dirfd, err, errlen);
+	if (res < 0)
+		goto out_close;
+	c->ns = ns_new(opts->on_gone, opts->arg);
+	res = -ENOMEM;
+	if (!c->ns)
+		goto out_close;
+	if (opts->readonly) {
+		res = cat_open_readonly(opts->dir, c->dirfd, opts->vfs, &db, copy, err, errlen);
+		if (!res)
+			res = load(c, opts, db, err, errlen);
+		cat_close_readonly(db, copy);
+	} else {
+		res = cat_db_open(path, opts->vfs, false, &c->db, err, errlen);
+		if (!res)
+			res = load(c, opts, c->db, err, errlen);
+		if (!res)
+			res = cat_exec(c->db, "PRAGMA journal_mode = WAL;"
+					      "PRAGMA journal_size_limit = 8388608;");
+		if (!res)
+			res = cat_prepare(c);
+		if (!res) {
+			sqlite3_wal_hook(c->db, count_wal, c);
+			cat_ballast_restore(c);
+		}
+	}
+	if (!res) {
+		*out = c;
+		return 0;
+	}
+out_close:
+	if (res < 0 && errlen && !*err)
+		cat_message(err, errlen, "%s/" CATALOG_FILE ": %s", opts->dir, strerror(-res));
+	catalog_close(c);
+	return res;
+}
+
+void cat_rows_free(struct u64map *rows)
+{
+	struct cat_row *row;
+	size_t pos = 0;
+
+	while ((row = u64map_next(rows, &pos)))
+		free(row);
+	u64map_fini(rows);
+}
+
+void catalog_close(struct catalog *c)
+{
+	if (!c)
+		return;
+	cat_finalize(c);
+	sqlite3_close(c->db); /* the last connection: checkpoints and removes the WAL */
+	cat_rows_free(&c->rows);
+	ns_delete(c->ns);
+	if (c->dirfd >= 0)
+		close(c->dirfd);
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+}
+
+struct ns *catalog_ns(struct catalog *c)
+{
+	return c->ns;
+}
+
+void catalog_get_meta(const struct catalog *c, struct catalog_meta *m)
+{
+	pthread_mutex_t *lock = (pthread_mutex_t *)&c->lock;
+
+	pthread_mutex_lock(lock);
+	*m = c->meta.m;
+	pthread_mutex_unlock(lock);
+}
+
+uint64_t catalog_ballast(const struct catalog *c)
+{
+	pthread_mutex_t *lock = (pthread_mutex_t *)&c->lock;
+	uint64_t bytes;
+
+	pthread_mutex_lock(lock);
+	bytes = c->ballast;
+	pthread_mutex_unlock(lock);
+	return bytes;
+}
+
+bool catalog_uncertain(const struct catalog *c)
+{
+	pthread_mutex_t *lock = (pthread_mutex_t *)&c->lock;
+	bool uncertain;
+
+	pthread_mutex_lock(lock);
+	uncertain = c->uncertain;
+	pthread_mutex_unlock(lock);
+	return uncertain;
+}

@@ -1,0 +1,528 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * catalog_commit.c - a commit: freeze what changed, write it in one SQLite transaction, or fail
+ * and leave everything as it was.
+ *
+ * A row is written in the parts that changed (catalog_impl.h). An inode that is held keeps its
+ * committed attributes and map, but a new name is always written: else two rows could have the same
+ * name, or one a directory that is gone. Numbers removed stay in ns->dead until the transaction has
+ * succeeded, so a failure has nothing to put back but marks.
+ *
+ * A failed COMMIT may have left a complete transaction in the WAL that a crash would bring to life.
+ * So after such a failure the WAL is emptied, durably; where that fails too, catalog_uncertain().
+ *
+ * freeze, txn_map, txn_end: loop thread. commit: work thread; it changes nothing in the catalog
+ * but flags and ballast, txn_end() does that.
+ */
+#include "engine/catalog_impl.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/blockmap.h"
+
+enum change_kind {
+	CHANGE_ROW,   /* entry, attributes, extended attributes */
+	CHANGE_ENTRY, /* held: only the entry */
+	CHANGE_MAP,   /* nothing but the map */
+};
+
+struct change {
+	enum change_kind kind;
+	bool held;
+	bool is_new;
+	struct ns_row row; /* unless CHANGE_MAP */
+	bool has_map;
+	struct extent *map;
+	uint32_t n_map;
+	struct cat_row *after; /* malloc'ed, becomes the catalog's */
+};
+
+struct catalog_txn {
+	struct catalog *c;
+	struct u64map changes; /* number -> struct change */
+	uint64_t *dead;	       /* rows to delete */
+	size_t n_dead;
+	size_t n_dead_seen; /* so many of ns->dead are dealt with when this succeeds */
+	struct cat_meta meta;
+};
+
+/* --- freeze --------------------------------------------------------------------------------- */
+
+static void change_free(struct change *ch)
+{
+	if (!ch)
+		return;
+	ns_row_fini(&ch->row);
+	free(ch->map);
+	free(ch->after);
+	free(ch);
+}
+
+static void txn_free(struct catalog_txn *t)
+{
+	struct change *ch;
+	size_t pos = 0;
+
+	while ((ch = u64map_next(&t->changes, &pos)))
+		change_free(ch);
+	u64map_fini(&t->changes);
+	free(t->dead);
+	free(t);
+}
+
+/* A new change of `ino`, in the transaction. */
+static struct change *change_new(struct catalog_txn *t, uint64_t ino, enum change_kind kind)
+{
+	struct change *ch = calloc(1, sizeof(*ch));
+	const struct cat_row *before = u64map_get(&t->c->rows, ino);
+
+	if (!ch)
+		return NULL;
+	ch->kind = kind;
+	ch->is_new = !before;
+	ch->after = calloc(1, sizeof(*ch->after));
+	if (!ch->after || u64map_put(&t->changes, ino, ch) < 0) {
+		change_free(ch);
+		return NULL;
+	}
+	if (before)
+		*ch->after = *before;
+	ch->after->ino = ino;
+	return ch;
+}
+
+/* Takes what changed of one inode. Held ones stay marked for the commit after. */
+static int freeze_inode(struct catalog_txn *t, struct ns_inode *i)
+{
+	const struct cat_row *before = u64map_get(&t->c->rows, i->ino);
+	bool held = i->flags & NS_HELD;
+	struct ns_row row;
+	struct change *ch;
+	int res = ns_row_get_locked(i, &row);
+
+	if (res < 0)
+		return res;
+	if (held && before && before->entry == cat_hash_entry(&row)) {
+		ns_row_fini(&row);
+		return 0;
+	}
+	ch = change_new(t, i->ino, held && before ? CHANGE_ENTRY : CHANGE_ROW);
+	if (!ch) {
+		ns_row_fini(&row);
+		return -ENOMEM;
+	}
+	ch->row = row;
+	ch->held = held;
+	i->maybe_stored = true;
+	if (!held)
+		list_remove(&i->dirty);
+	return 0;
+}
+
+static void mark_again_locked(struct catalog_txn *t)
+{
+	struct ns *ns = t->c->ns;
+	struct change *ch;
+	size_t pos = 0;
+
+	while ((ch = u64map_next(&t->changes, &pos))) {
+		struct ns_inode *i = ns_find_locked(ns, ch->after->ino);
+
+		if (i && ch->kind != CHANGE_MAP)
+			ns_dirty_locked(ns, i);
+	}
+}
+
+int catalog_freeze(struct catalog *c, uint64_t step, bool has_step, struct catalog_txn **out,
+		   bool *changed)
+{
+	struct catalog_txn *t;
+	struct ns *ns = c->ns;
+	struct timespec now = ns_now();
+	int res = 0;
+
+	if (c->readonly)
+		return -EROFS;
+	if (c->in_txn)
+		return -EALREADY;
+	t = calloc(1, sizeof(*t));
+	if (!t)
+		return -ENOMEM;
+	t->c = c;
+	t->meta = c->meta;
+	t->meta.m.commit_seq++;
+	t->meta.m.step = has_step ? step : 0;
+	t->meta.m.has_step = has_step;
+	t->meta.m.commit_time_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+
+	pthread_mutex_lock(&ns->lock);
+	t->meta.next_ino = ns->next_ino;
+	t->n_dead_seen = ns->n_dead;
+	t->dead = malloc((ns->n_dead + 1) * sizeof(*t->dead));
+	res = t->dead ? 0 : -ENOMEM;
+	for (size_t d = 0; !res && d < ns->n_dead; d++)
+		if (u64map_get(&c->rows, ns->dead[d]))
+			t->dead[t->n_dead++] = ns->dead[d];
+	list_for_each_safe(l, next, &ns->dirty)
+	{
+		if (!res)
+			res = freeze_inode(t, list_entry(l, struct ns_inode, dirty));
+	}
+	if (!res) /* so that txn_end cannot fail */
+		res = u64map_reserve(&c->rows, t->changes.n);
+	if (res < 0)
+		mark_again_locked(t);
+	pthread_mutex_unlock(&ns->lock);
+	if (res < 0) {
+		txn_free(t);
+		return res;
+	}
+	*changed = t->changes.n || t->n_dead || t->meta.m.has_step != c->meta.m.has_step ||
+		   t->meta.m.step != c->meta.m.step;
+	c->in_txn = true;
+	*out = t;
+	return 0;
+}
+
+/* --- maps ----------------------------------------------------------------------------------- */
+
+static bool is_held(struct ns *ns, uint64_t ino)
+{
+	struct ns_inode *i;
+	bool held;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	held = i && i->flags & NS_HELD;
+	pthread_mutex_unlock(&ns->lock);
+	return held;
+}
+
+int catalog_txn_map(struct catalog_txn *t, uint64_t ino, const struct extent *map, uint32_t n)
+{
+	struct change *ch = u64map_get(&t->changes, ino);
+	struct extent *copy = NULL;
+
+	if (ch ? ch->held : is_held(t->c->ns, ino))
+		return -EINVAL;
+	if (!ch && !u64map_get(&t->c->rows, ino))
+		return -ENOENT;
+	for (size_t d = 0; d < t->n_dead; d++)
+		if (t->dead[d] == ino)
+			return -ENOENT;
+	if (n) {
+		copy = malloc(n * sizeof(*copy));
+		if (!copy)
+			return -ENOMEM;
+		memcpy(copy, map, n * sizeof(*copy));
+	}
+	if (!ch)
+		ch = change_new(t, ino, CHANGE_MAP);
+	if (!ch) {
+		free(copy);
+		return -ENOMEM;
+	}
+	free(ch->map);
+	ch->has_map = true;
+	ch->map = copy;
+	ch->n_map = n;
+	return 0;
+}
+
+struct extent *catalog_txn_map_get(struct catalog_txn *t, uint64_t ino, uint32_t *n)
+{
+	struct change *ch = u64map_get(&t->changes, ino);
+
+	*n = ch && ch->has_map ? ch->n_map : 0;
+	return ch && ch->has_map ? ch->map : NULL;
+}
+
+bool catalog_txn_has(const struct catalog_txn *t, uint64_t ino)
+{
+	return u64map_get(&t->changes, ino);
+}
+
+uint64_t catalog_txn_seq(const struct catalog_txn *t)
+{
+	return t->meta.m.commit_seq;
+}
+
+/* --- writing -------------------------------------------------------------------------------- */
+
+/* Runs an UPDATE or INSERT that must hit one row. */
+static int run_one(sqlite3 *db, sqlite3_stmt *st)
+{
+	int res = cat_run(st);
+
+	return res || sqlite3_changes(db) == 1 ? res : -EUCLEAN;
+}
+
+static void bind_blob(sqlite3_stmt *st, int at, const void *p, size_t len)
+{
+	sqlite3_bind_blob64(st, at, len ? p : "", len, SQLITE_STATIC);
+}
+
+static void bind_row(sqlite3_stmt *st, const struct ns_row *row, bool entry_only)
+{
+	sqlite3_bind_int64(st, 1, (int64_t)row->ino);
+	sqlite3_bind_int64(st, 2, (int64_t)row->parent);
+	bind_blob(st, 3, row->name, row->name_len);
+	if (entry_only)
+		return;
+	sqlite3_bind_int64(st, 4, row->mode);
+	sqlite3_bind_int64(st, 5, row->uid);
+	sqlite3_bind_int64(st, 6, row->gid);
+	sqlite3_bind_int64(st, 7, (int64_t)row->size);
+	sqlite3_bind_int64(st, 8, row->mtime.tv_sec);
+	sqlite3_bind_int64(st, 9, row->mtime.tv_nsec);
+	sqlite3_bind_int64(st, 10, row->ctime.tv_sec);
+	sqlite3_bind_int64(st, 11, row->ctime.tv_nsec);
+	sqlite3_bind_int64(st, 12, row->flags);
+}
+
+static int write_xattrs(struct catalog *c, const struct ns_row *row)
+{
+	sqlite3_stmt *st = c->st[ST_XATTR_INSERT];
+	const uint8_t *value;
+	uint32_t name_len, size;
+	const char *name;
+	size_t pos = 0;
+	int res;
+
+	sqlite3_bind_int64(c->st[ST_XATTR_DELETE], 1, (int64_t)row->ino);
+	res = cat_run(c->st[ST_XATTR_DELETE]);
+	while (!res && ns_xattrs_next(row->xattrs, row->xattrs_len, &pos, &name, &name_len, &value,
+				      &size) > 0) {
+		sqlite3_bind_int64(st, 1, (int64_t)row->ino);
+		bind_blob(st, 2, name, name_len);
+		bind_blob(st, 3, value, size);
+		res = run_one(c->db, st);
+	}
+	return res;
+}
+
+static int write_map(struct catalog *c, const struct change *ch)
+{
+	sqlite3_stmt *st = c->st[ST_UPDATE_MAP];
+	uint32_t n = ch->after->n_map;
+	uint8_t *blob = NULL;
+	int res;
+
+	sqlite3_bind_int64(st, 1, (int64_t)ch->after->ino);
+	if (n) {
+		blob = malloc((size_t)n * BLOCKMAP_ENTRY);
+		if (!blob)
+			return -ENOMEM;
+		blockmap_encode(ch->map, n, blob);
+		bind_blob(st, 2, blob, (size_t)n * BLOCKMAP_ENTRY);
+	}
+	res = run_one(c->db, st);
+	free(blob);
+	return res;
+}
+
+static int write_change(struct catalog *c, const struct change *ch)
+{
+	const struct cat_row *before = u64map_get(&c->rows, ch->after->ino);
+	sqlite3_stmt *st;
+	int res = 0;
+
+	if (ch->kind != CHANGE_MAP) {
+		st = c->st[ch->kind == CHANGE_ENTRY ? ST_UPDATE_ENTRY
+			   : ch->is_new		    ? ST_INSERT
+						    : ST_UPDATE];
+		bind_row(st, &ch->row, ch->kind == CHANGE_ENTRY);
+		res = run_one(c->db, st);
+	}
+	if (!res && ch->kind == CHANGE_ROW && ch->after->xattr != (before ? before->xattr : 0))
+		res = write_xattrs(c, &ch->row);
+	if (!res && ch->has_map)
+		res = write_map(c, ch);
+	if (res < 0)
+		return res;
+	st = c->st[ST_HASH];
+	sqlite3_bind_int64(st, 1, (int64_t)ch->after->ino);
+	sqlite3_bind_int64(st, 2, (int64_t)cat_hash_row(ch->after));
+	return run_one(c->db, st);
+}
+
+static int write_meta(struct catalog *c, const struct cat_meta *m)
+{
+	sqlite3_stmt *st = c->st[ST_META];
+
+	sqlite3_bind_int64(st, 1, m->m.version);
+	sqlite3_bind_int64(st, 2, m->m.block);
+	bind_blob(st, 3, m->m.uuid, sizeof(m->m.uuid));
+	sqlite3_bind_int64(st, 4, (int64_t)m->m.commit_seq);
+	if (m->m.has_step)
+		sqlite3_bind_int64(st, 5, (int64_t)m->m.step);
+	sqlite3_bind_int64(st, 6, (int64_t)m->m.commit_time_ns);
+	sqlite3_bind_int64(st, 7, (int64_t)m->next_ino);
+	sqlite3_bind_int64(st, 8, (int64_t)m->inodes);
+	sqlite3_bind_int64(st, 9, (int64_t)m->sum);
+	sqlite3_bind_int64(st, 10, (int64_t)cat_hash_meta(m));
+	return cat_run(st);
+}
+
+/* One attempt. *tried: COMMIT itself was run. */
+static int write_txn(struct catalog *c, struct catalog_txn *t, bool *tried)
+{
+	struct change *ch;
+	size_t pos = 0;
+	int res;
+
+	res = cat_run(c->st[ST_BEGIN]);
+	if (res < 0)
+		return res;
+	for (size_t d = 0; !res && d < t->n_dead; d++) {
+		sqlite3_bind_int64(c->st[ST_DELETE], 1, (int64_t)t->dead[d]);
+		res = run_one(c->db, c->st[ST_DELETE]);
+		sqlite3_bind_int64(c->st[ST_XATTR_DELETE], 1, (int64_t)t->dead[d]);
+		if (!res)
+			res = cat_run(c->st[ST_XATTR_DELETE]);
+	}
+	while (!res && (ch = u64map_next(&t->changes, &pos)))
+		res = write_change(c, ch);
+	if (!res)
+		res = write_meta(c, &t->meta);
+	if (!res) {
+		*tried = true;
+		res = cat_run(c->st[ST_COMMIT]);
+	}
+	if (res < 0 && !sqlite3_get_autocommit(c->db))
+		cat_run(c->st[ST_ROLLBACK]);
+	return res;
+}
+
+/* Blocks of a file, as many as a map may have entries. */
+static uint64_t blocks_of(const struct catalog *c, uint64_t size)
+{
+	return size / c->meta.m.block + (size % c->meta.m.block != 0);
+}
+
+/* The hashes, the sum and the count as they will be. -EINVAL: a map that the file cannot have,
+ * which no mount would accept. */
+static int prepare(struct catalog *c, struct catalog_txn *t)
+{
+	struct change *ch;
+	size_t pos = 0;
+
+	t->meta.sum = c->meta.sum;
+	t->meta.inodes = c->meta.inodes;
+	while ((ch = u64map_next(&t->changes, &pos))) {
+		struct cat_row *after = ch->after;
+
+		if (!ch->is_new)
+			t->meta.sum -= cat_hash_row(u64map_get(&c->rows, after->ino));
+		else
+			t->meta.inodes++;
+		if (ch->kind != CHANGE_MAP)
+			after->entry = cat_hash_entry(&ch->row);
+		if (ch->kind == CHANGE_ROW) {
+			after->attr = cat_hash_attr(&ch->row);
+			after->xattr = cat_hash_bytes(ch->row.xattrs, ch->row.xattrs_len);
+			after->size = ch->row.size;
+		}
+		if (ch->has_map) {
+			uint8_t *blob;
+
+			after->n_map = blockmap_trim(ch->map, ch->n_map);
+			for (uint32_t b = 0; b < after->n_map; b++)
+				if (blockmap_check(&ch->map[b], c->meta.m.block))
+					return -EINVAL;
+			blob = malloc((size_t)after->n_map * BLOCKMAP_ENTRY + 1);
+			if (!blob)
+				return -ENOMEM;
+			blockmap_encode(ch->map, after->n_map, blob);
+			after->map = cat_hash_bytes(blob, (size_t)after->n_map * BLOCKMAP_ENTRY);
+			free(blob);
+		}
+		if (after->n_map > blocks_of(c, after->size))
+			return -EINVAL;
+		t->meta.sum += cat_hash_row(after);
+	}
+	for (size_t d = 0; d < t->n_dead; d++)
+		t->meta.sum -= cat_hash_row(u64map_get(&c->rows, t->dead[d]));
+	t->meta.inodes -= t->n_dead;
+	return 0;
+}
+
+/* Empties the WAL, durably, so that a failed commit in it cannot come back. */
+static int settle(sqlite3 *db)
+{
+	sqlite3_file *wal = NULL;
+	int rc;
+
+	rc = sqlite3_wal_checkpoint_v2(db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
+	if (rc == SQLITE_OK)
+		rc = sqlite3_file_control(db, "main", SQLITE_FCNTL_JOURNAL_POINTER, &wal);
+	if (rc == SQLITE_OK && wal && wal->pMethods)
+		rc = wal->pMethods->xSync(wal, SQLITE_SYNC_FULL);
+	return cat_errno(db, rc);
+}
+
+int catalog_commit(struct catalog *c, struct catalog_txn *t)
+{
+	bool tried = false, uncertain = false;
+	int res = prepare(c, t);
+
+	if (res < 0)
+		return res;
+	res = write_txn(c, t, &tried);
+	if (res == -ENOSPC && cat_ballast_drop(c))
+		res = write_txn(c, t, &tried);
+	if (res < 0 && tried)
+		uncertain = settle(c->db) < 0;
+	if (res == 0 || tried) {
+		pthread_mutex_lock(&c->lock);
+		c->uncertain = uncertain;
+		pthread_mutex_unlock(&c->lock);
+	}
+	if (res < 0 || c->making)
+		return res;
+	/* Housekeeping: a failure here costs space, not the commit. */
+	if (c->wal_pages >= CATALOG_WAL_MAX)
+		sqlite3_wal_checkpoint_v2(c->db, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
+	cat_ballast_restore(c);
+	return 0;
+}
+
+/* --- the end -------------------------------------------------------------------------------- */
+
+static void apply(struct catalog *c, struct catalog_txn *t)
+{
+	struct ns *ns = c->ns;
+	struct change *ch;
+	size_t pos = 0;
+
+	while ((ch = u64map_next(&t->changes, &pos))) {
+		free(u64map_get(&c->rows, ch->after->ino));
+		u64map_put(&c->rows, ch->after->ino, ch->after);
+		ch->after = NULL;
+	}
+	for (size_t d = 0; d < t->n_dead; d++)
+		free(u64map_del(&c->rows, t->dead[d]));
+	pthread_mutex_lock(&ns->lock);
+	ns->n_dead -= t->n_dead_seen;
+	if (ns->n_dead)
+		memmove(ns->dead, ns->dead + t->n_dead_seen, ns->n_dead * sizeof(*ns->dead));
+	pthread_mutex_unlock(&ns->lock);
+	pthread_mutex_lock(&c->lock);
+	c->meta = t->meta;
+	pthread_mutex_unlock(&c->lock);
+}
+
+void catalog_txn_end(struct catalog *c, struct catalog_txn *t, int res)
+{
+	if (res == 0) {
+		apply(c, t);
+	} else {
+		pthread_mutex_lock(&c->ns->lock);
+		mark_again_locked(t);
+		pthread_mutex_unlock(&c->ns->lock);
+	}
+	c->in_txn = false;
+	txn_free(t);
+}

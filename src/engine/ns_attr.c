@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ns_attr.c - attributes, open handles, and what sessions mark on inodes.
+ *
+ * A registered file pins every directory above it, so that its path holds for the session's life.
+ * Any thread, except ns_publish(): loop thread.
+ */
+#include "engine/ns_impl.h"
+
+#include <errno.h>
+
+int ns_setattr(struct ns *ns, uint64_t ino, unsigned int mask, const struct ns_attr *in,
+	       struct ns_attr *out)
+{
+	struct timespec now = ns_now();
+	struct ns_inode *i;
+
+	if (mask & NS_SET_MTIME && (in->mtime.tv_nsec < 0 || in->mtime.tv_nsec > 999999999))
+		return -EINVAL;
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	if (!i)
+		goto out_unlock;
+	if (mask & NS_SET_MODE)
+		i->mode = (i->mode & S_IFMT) | (in->mode & 07777);
+	if (mask & NS_SET_UID)
+		i->uid = in->uid;
+	if (mask & NS_SET_GID)
+		i->gid = in->gid;
+	if (mask & NS_SET_MTIME)
+		i->mtime = in->mtime;
+	if (mask & NS_SET_MTIME_NOW)
+		i->mtime = now;
+	if (mask) {
+		i->ctime = now;
+		ns_dirty_locked(ns, i);
+	}
+	ns_attr_locked(i, out);
+out_unlock:
+	pthread_mutex_unlock(&ns->lock);
+	return i ? 0 : -ESTALE;
+}
+
+void ns_publish(struct ns *ns, uint64_t ino, uint64_t size, uint64_t bytes, bool touch)
+{
+	struct ns_inode *i;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	if (!i || ns_is_dir(i))
+		goto out_unlock;
+	if (size != UINT64_MAX && size != i->size) {
+		if (i->linked)
+			ns->counts.bytes += size - i->size;
+		i->size = size;
+		ns_dirty_locked(ns, i);
+	}
+	if (bytes != UINT64_MAX)
+		i->bytes = bytes;
+	if (touch) {
+		i->mtime = i->ctime = ns_now();
+		ns_dirty_locked(ns, i);
+	}
+out_unlock:
+	pthread_mutex_unlock(&ns->lock);
+}
+
+/* --- handles -------------------------------------------------------------------------------- */
+
+int ns_open(struct ns *ns, uint64_t ino, bool write)
+{
+	struct ns_inode *i;
+	int res = 0;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	if (!i)
+		res = -ESTALE;
+	else if (write && ns_is_dir(i))
+		res = -EISDIR;
+	else if (write && i->flags & NS_REGISTERED)
+		res = -EBUSY;
+	else if (write && i->flags & NS_GENERATED)
+		res = -EACCES;
+	if (!res) {
+		i->opens++;
+		i->writers += write;
+		ns->writers_total += write;
+	}
+	pthread_mutex_unlock(&ns->lock);
+	return res;
+}
+
+void ns_release(struct ns *ns, uint64_t ino, bool write)
+{
+	struct ns_inode *i;
+	uint64_t gone = 0;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	if (i && i->opens) {
+		i->opens--;
+		if (write && i->writers) {
+			i->writers--;
+			ns->writers_total--;
+		}
+		gone = ns_drop_locked(ns, i);
+	}
+	pthread_mutex_unlock(&ns->lock);
+	ns_gone(ns, gone);
+}
+
+unsigned int ns_open_writers(struct ns *ns, uint64_t ino)
+{
+	struct ns_inode *i;
+	unsigned int n;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	n = i ? i->writers : 0;
+	pthread_mutex_unlock(&ns->lock);
+	return n;
+}
+
+unsigned int ns_open_writers_total(struct ns *ns)
+{
+	unsigned int n;
+
+	pthread_mutex_lock(&ns->lock);
+	n = ns->writers_total;
+	pthread_mutex_unlock(&ns->lock);
+	return n;
+}
+
+/* --- sessions ------------------------------------------------------------------------------- */
+
+int ns_register(struct ns *ns, uint64_t ino)
+{
+	struct ns_inode *i;
+	int res = 0;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	if (!i || !i->linked)
+		res = -ESTALE;
+	else if (ns_is_dir(i))
+		res = -EISDIR;
+	else if (i->flags & NS_GENERATED)
+		res = -EACCES;
+	else if (i->flags & NS_REGISTERED)
+		res = -EALREADY;
+	else if (i->writers)
+		res = -EBUSY;
+	if (!res) {
+		i->flags |= NS_REGISTERED;
+		for (struct ns_inode *up = i->parent; up; up = up->parent)
+			up->pins++;
+	}
+	pthread_mutex_unlock(&ns->lock);
+	return res;
+}
+
+void ns_unregister(struct ns *ns, uint64_t ino)
+{
+	struct ns_inode *i;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	if (i && i->flags & NS_REGISTERED) {
+		i->flags &= ~((uint32_t)NS_REGISTERED | NS_HELD);
+		for (struct ns_inode *up = i->parent; up; up = up->parent)
+			up->pins--;
+	}
+	pthread_mutex_unlock(&ns->lock);
+}
+
+void ns_hold(struct ns *ns, uint64_t ino, bool held)
+{
+	struct ns_inode *i;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	if (i && held)
+		i->flags |= NS_HELD;
+	else if (i)
+		i->flags &= ~(uint32_t)NS_HELD;
+	pthread_mutex_unlock(&ns->lock);
+}
