@@ -69,6 +69,8 @@ struct io_backend {
 /* fd stays the caller's and outlives the backend. On failure `why` says why and what to do. */
 int io_uring_backend_create(const struct io_opts *opts, int fd, struct io_backend **out, char *why,
 			    size_t why_len);
+/* Which registered buffer holds all of [p, p + len): one per GiB of the arena. -1: none does. */
+int io_uring_buf_index(const char *arena, uint64_t arena_len, const char *p, uint64_t len);
 int io_threads_backend_create(const struct io_opts *opts, int fd, struct io_backend **out,
 			      char *why, size_t why_len);
 /* Takes `inner` over if it succeeds. */

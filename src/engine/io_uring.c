@@ -32,15 +32,14 @@ struct io_uring_be {
 	uint64_t buf_len;
 };
 
-/* The number of the registered buffer that holds all of [p, p + len), or -1. */
-static int buf_index(const struct io_uring_be *u, const char *p, uint64_t len)
+int io_uring_buf_index(const char *arena, uint64_t arena_len, const char *p, uint64_t len)
 {
 	uint64_t at;
 
-	if (!u->buf || p < u->buf || !len)
+	if (!arena || p < arena || !len)
 		return -1;
-	at = (uint64_t)(p - u->buf);
-	if (at >= u->buf_len || len > u->buf_len - at || at / BUF_MAX != (at + len - 1) / BUF_MAX)
+	at = (uint64_t)(p - arena);
+	if (at >= arena_len || len > arena_len - at || at / BUF_MAX != (at + len - 1) / BUF_MAX)
 		return -1;
 	return (int)(at / BUF_MAX);
 }
@@ -50,7 +49,7 @@ static void uring_start(struct io_backend *be, struct io_part *part)
 	struct io_uring_be *u = container_of(be, struct io_uring_be, be);
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
 	unsigned int len = (unsigned int)part->count;
-	int idx = buf_index(u, part->buf, part->count);
+	int idx = io_uring_buf_index(u->buf, u->buf_len, part->buf, part->count);
 
 	if (!sqe) { /* a bug: more parts than be.depth */
 		fprintf(stderr, "momentfs: io_uring submission queue overrun\n");

@@ -578,6 +578,25 @@ static void test_pread_all_pwrite_all(void **state)
 	free(b);
 }
 
+/* One registered buffer holds at most 1 GiB; a part that crosses from one to the next, or leaves
+ * the arena, goes unregistered. */
+static void test_registered_buffer_of_a_place(void **state)
+{
+	const uint64_t gib = UINT64_C(1) << 30, len = 2 * gib + 8192;
+	const char *arena = (const char *)(uintptr_t)0x10000000;
+
+	(void)state;
+	assert_int_equal(io_uring_buf_index(arena, len, arena, 4096), 0);
+	assert_int_equal(io_uring_buf_index(arena, len, arena + gib - 4096, 4096), 0);
+	assert_int_equal(io_uring_buf_index(arena, len, arena + gib - 4096, 8192), -1);
+	assert_int_equal(io_uring_buf_index(arena, len, arena + gib, gib), 1);
+	assert_int_equal(io_uring_buf_index(arena, len, arena + 2 * gib, 8192), 2);
+	assert_int_equal(io_uring_buf_index(arena, len, arena + 2 * gib, 12288), -1);
+	assert_int_equal(io_uring_buf_index(arena, len, arena + len, 4096), -1);
+	assert_int_equal(io_uring_buf_index(arena, len, arena - 4096, 4096), -1);
+	assert_int_equal(io_uring_buf_index(NULL, 0, arena, 4096), -1);
+}
+
 #define VARIANTS(name) \
 	{#name " uring direct", name, NULL, NULL, &variants[0]}, \
 		{#name " uring buffered", name, NULL, NULL, &variants[1]}, \
@@ -628,6 +647,7 @@ int main(void)
 		VARIANTS(test_event_fd_tells_the_truth),
 		VARIANTS(test_read_past_the_end_is_eio),
 		VARIANTS(test_destroy_waits_for_ops),
+		cmocka_unit_test(test_registered_buffer_of_a_place),
 		cmocka_unit_test(test_pread_all_pwrite_all),
 	};
 
