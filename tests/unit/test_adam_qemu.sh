@@ -9,7 +9,7 @@ dir=$abs_builddir/tests/unit
 # level_of COMMAND...: what test_adam says it uses; its checks must pass too.
 level_of() {
 	local out
-	out=$("$@" "$dir/test_adam") || fail "$* test_adam ended with $?"
+	out=$("$@" "$dir/test_adam" nofork) || fail "$* test_adam ended with $?"
 	sed -n 's/^level in use: //p' <<<"$out"
 }
 
@@ -20,18 +20,16 @@ assert_eq "$(level_of env MOMENT_SIMD=scalar)" scalar "MOMENT_SIMD=scalar"
 
 [ -z "${SANITIZER:-}" ] || skip "sanitizers do not run in an emulator"
 requires qemu-x86_64
-while read -r cpu level; do
+while read -r cpu level more; do
 	emulate=(env -u MOMENT_SIMD qemu-x86_64 -cpu "$cpu")
 	rc=0
 	"${emulate[@]}" "$dir/test_adam_bits" small >"$tmp/out" 2>"$tmp/err" || rc=$?
 	[ "$rc" = 0 ] || { cat "$tmp/out" "$tmp/err" >&2; fail "$cpu: test_adam_bits ended with $rc"; }
 	assert_eq "$(sed -n 's/.*best level //p' "$tmp/out")" "$level" "$cpu"
-	assert_eq "$(level_of "${emulate[@]}" 2>"$tmp/err")" "$level" "$cpu, in use"
+	[ -z "$more" ] || assert_eq "$(level_of "${emulate[@]}" 2>"$tmp/err")" "$level" "$cpu, in use"
 done <<'CPUS'
-qemu64 scalar
-Nehalem scalar
-SandyBridge scalar
+Nehalem scalar test_adam
 Haswell,-fma scalar
 Haswell,-f16c scalar
-Haswell avx2
+Haswell avx2 test_adam
 CPUS
