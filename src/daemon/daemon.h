@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * daemon.h - what the parts of the mount daemon share.
+ *
+ * Threads of the daemon, besides the engine's own:
+ *   main      starts and ends everything, waits for signals (main.c, life.c)
+ *   receive   a few; read requests from /dev/fuse and run the handlers (receive.c). A handler never
+ *             waits for the drive: it replies at once from memory, or hands an op to the engine and
+ *             the reply is made by the op's callback
+ *   notify    one; tells the kernel which pages are stale (notify.c)
+ * The session socket is served by the engine's loop thread (session_socket.c).
+ *
+ * A FUSE request has exactly one owner at any time: the handler, then (after request_submit) the
+ * engine, then the callback that replies. Errors are -errno everywhere; the sign flips in
+ * reply_err().
+ */
+#ifndef DAEMON_DAEMON_H
+#define DAEMON_DAEMON_H
+
+#ifdef HAVE_CONFIG_H
+#include "config.h"
+#endif
+
+#ifndef FUSE_USE_VERSION
+#define FUSE_USE_VERSION 312
+#endif
+#include <fuse3/fuse_lowlevel.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/engine.h"
+#include "daemon/log.h"
+#include "daemon/options.h"
+
+#define EXIT_USAGE	1
+#define EXIT_BACKING	2
+#define EXIT_MOUNTPOINT 3
+#define EXIT_FUSE	4
+#define EXIT_RUNTIME	5
+
+struct receive;
+struct notify;
+struct session_socket;
+struct rx_buf;
+
+/* What main waits for, as bits in daemon.events; raised by daemon_raise(). */
+enum daemon_event {
+	EVENT_INIT = 1,	   /* the kernel has sent INIT: the mount serves */
+	EVENT_ENDED = 2,   /* the receive threads have ended: unmounted, or the connection broke */
+	EVENT_CONTROL = 4, /* a `detach` was written to .moment/control, or its writer gave up */
+	EVENT_IDLE = 8,	   /* the last handle or session has gone (only while detaching) */
+};
+
+/* The command that was last written to .moment/control, for status. Under daemon.lock. */
+struct control_state {
+	char command[16];
+	bool running;
+	int result;
+	char message[512];
+};
+
+struct daemon {
+	struct engine *e;
+	struct ns *ns;
+	struct fuse_session *se;
+	const struct options *o;
+	const char *mountpoint; /* absolute */
+	char device[24];	/* "major:minor" of the mount, "" before it is mounted */
+	uid_t uid;		/* the owner of the mount */
+	gid_t gid;
+	struct timespec mounted;
+
+	struct receive *receive;
+	struct notify *notify;
+	struct session_socket *socket;
+
+	int event_fd;
+	atomic_uint events;
+	atomic_bool detaching;
+	atomic_uint handles; /* open files and directories, those of .moment/ excepted */
+
+	pthread_mutex_t lock; /* a leaf: what follows */
+	pthread_cond_t drained;
+	unsigned int requests; /* handed to the engine and not answered */
+	struct control_state control;
+	struct request *detach; /* the `detach` that waits for its answer */
+};
+
+void daemon_raise(struct daemon *d, enum daemon_event event);
+
+/* life.c: opens the backing, mounts, serves until the mount has ended, takes everything down.
+ * Returns the exit status. ready() is called when the mount serves. Signals come by signal_fd. */
+int life_run(struct daemon *d, const char *backing, int signal_fd, void (*ready)(void));
+
+/* fuse_ops.c: names and attributes; fuse_dir.c and fuse_data.c fill in the rest. */
+extern const struct fuse_lowlevel_ops daemon_ops;
+
+static inline struct daemon *daemon_of(fuse_req_t req)
+{
+	return fuse_req_userdata(req);
+}
+
+static inline void reply_err(fuse_req_t req, int err)
+{
+	fuse_reply_err(req, -err);
+}
+
+/* ---- inode numbers ------------------------------------------------------------------------
+ * 1 is the mount's root, NS_ROOT params/, the numbers up to NS_LAST are the namespace's. Those from
+ * VIRT_FIRST on are made by the daemon (virt.c).
+ */
+#define VIRT_FIRST ((uint64_t)1 << 62)
+
+enum virt {
+	VIRT_DIR, /* .moment/ */
+	VIRT_STATUS,
+	VIRT_STATS,
+	VIRT_STEP,
+	VIRT_PREFETCH,
+	VIRT_CONTROL,
+	VIRT_COUNT
+};
+
+#define VIRT_INO(v) (VIRT_FIRST + (v))
+
+static inline bool ino_is_virtual(uint64_t ino)
+{
+	return ino >= VIRT_FIRST || ino == FUSE_ROOT_ID;
+}
+
+/* The name under which the residency of a file can be read (momentctl ls); in no list of names. */
+#define XATTR_CACHE "user.moment.cache"
+
+/* How long the kernel may keep names and attributes, seconds. Sessions change both without it. */
+#define ATTR_TIMEOUT 1.0
+
+void attr_to_stat(const struct ns_attr *a, unsigned int writers, struct stat *st);
+/* Attributes of any inode, and how long the kernel may keep them. */
+int daemon_getattr(struct daemon *d, uint64_t ino, struct stat *st, double *timeout);
+
+/* What the kernel gets with a name. It carries a reference; daemon_forget() is for when it fails.
+ */
+void daemon_fill_entry(struct daemon *d, const struct ns_attr *a, struct fuse_entry_param *e);
+void daemon_forget(struct daemon *d, uint64_t ino, uint64_t n);
+
+/* ---- fuse_dir.c ----------------------------------------------------------------------------- */
+
+void dir_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void dir_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void dir_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
+void dir_readplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+		  struct fuse_file_info *fi);
+
+/* ---- virt.c: the root directory and .moment/; control.c: what can be written there ---------- */
+
+struct virt_entry {
+	const char *name;
+	uint64_t ino;
+};
+
+const struct virt_entry *virt_list(uint64_t dir, size_t *n); /* NULL: not a directory of ours */
+int virt_getattr(struct daemon *d, uint64_t ino, struct stat *st);
+
+/* The handle of a file whose content is made when it is opened, or that takes lines of text. */
+struct text {
+	char *data;
+	size_t len;
+	pthread_mutex_t lock; /* of the tail */
+	char *tail;	      /* an unfinished line (prefetch) */
+	size_t tail_len;
+};
+
+struct text *text_create(char *data, size_t len); /* takes data (malloc'ed) over, also on failure */
+void text_destroy(struct text *t);
+void text_read(struct text *t, fuse_req_t req, size_t size, off_t off);
+
+int virt_open(struct daemon *d, uint64_t ino, struct text **out);
+void virt_write(struct daemon *d, fuse_req_t req, uint64_t ino, struct text *t, const char *buf,
+		size_t size);
+int virt_flush(struct daemon *d, uint64_t ino, struct text *t);
+/* Answers the waiting `detach`, if there is one: res 0 or -errno. */
+void control_answer_detach(struct daemon *d, int res, const char *message);
+
+/* ---- fuse_data.c ---------------------------------------------------------------------------- */
+
+/*
+ * A FUSE request that the engine works on. `finish` replies and may resubmit (then it returns
+ * true); it runs where the op's done() runs: on a work thread for READ and WRITE, else on the loop
+ * thread.
+ */
+struct request {
+	struct engine_op op;
+	fuse_req_t req;
+	struct daemon *d;
+	bool (*finish)(struct request *r, int64_t res);
+	struct rx_buf *buf; /* the receive buffer that holds op.data, or NULL */
+	char *text;	    /* malloc'ed, freed with the request: lines still to do (control.c) */
+	size_t size, pos, done;
+	atomic_uint refs;
+	pthread_mutex_t lock; /* what follows */
+	bool with_engine, interrupted;
+	struct loop_task cancel; /* posted at most once */
+};
+
+struct request *request_create(fuse_req_t req, enum engine_op_kind kind, uint64_t ino,
+			       bool (*finish)(struct request *, int64_t));
+void request_submit(struct request *r);
+void request_destroy(struct request *r); /* after the reply */
+void requests_drain(struct daemon *d);	 /* waits until the engine has answered all */
+
+void data_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void data_create_handle(struct daemon *d, uint64_t ino, struct fuse_file_info *fi);
+void data_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void data_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
+void data_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
+		struct fuse_file_info *fi);
+void data_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void data_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi);
+void data_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi);
+void data_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len,
+		    struct fuse_file_info *fi);
+void data_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi);
+void data_truncate(fuse_req_t req, uint64_t ino, uint64_t size);
+void data_residency(fuse_req_t req, uint64_t ino, size_t size);
+
+/* ---- receive.c ------------------------------------------------------------------------------ */
+
+int receive_start(struct daemon *d);
+void receive_stop(struct daemon *d); /* ends the threads, also those that wait in read(2) */
+/* In a handler: takes the buffer that holds the request over, to be given back later. */
+struct rx_buf *rx_take(void);
+void rx_put(struct receive *rx, struct rx_buf *b); /* b may be NULL */
+void receive_destroy(struct daemon *d);
+
+/* ---- notify.c ------------------------------------------------------------------------------- */
+
+int notify_create(struct daemon *d);
+void notify_stop(struct daemon *d);    /* does what is queued, then ends the thread ... */
+void notify_destroy(struct daemon *d); /* ... when the engine is closed: frees */
+void notify_opened(struct notify *n, uint64_t ino);
+void notify_closed(struct notify *n, uint64_t ino);
+/* The engine's boundary hook; arg: the daemon. */
+void notify_boundary(void *arg, struct engine_boundary *b);
+/* Everything that the kernel may keep of any file is stale (rollback). then(arg) runs on the notify
+ * thread afterwards. */
+void notify_all(struct notify *n, void (*then)(void *arg), void *arg);
+
+/* ---- session_socket.c ----------------------------------------------------------------------- */
+
+int session_socket_start(struct daemon *d, char *err, size_t errlen);
+unsigned int session_socket_sessions(const struct session_socket *s);
+pid_t session_socket_writer(const struct session_socket *s); /* of any session, for a message */
+/*
+ * Ends all sessions and stops listening. Connections that never said HELLO wait for the last word:
+ * they are moved to session_socket_farewell(), which tells them the result of the last commit.
+ */
+void session_socket_stop(struct session_socket *s);
+void session_socket_farewell(struct session_socket *s, int result, const char *text);
+
+#endif

@@ -1,0 +1,500 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fuse_data.c - the FUSE handlers for file data: each hands an op to the engine and returns; the
+ * op's callback replies.
+ *
+ * A READ is answered straight from the RAM tier's memory, a WRITE is taken straight from the buffer
+ * it came in. READ answers are short only at the end of the file, because that is what a short one
+ * means to the kernel.
+ *
+ * Interrupts: a killed or signalled client makes the kernel send INTERRUPT, and libfuse calls
+ * on_interrupt() on a receive thread with the request's libfuse lock held. It must not wait there,
+ * so it posts a task; on the loop thread the task cancels the op if the engine still has it. The
+ * task holds a reference, so the request stays until it has run.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+
+/* ---- requests ------------------------------------------------------------------------------- */
+
+static void request_put(struct request *r)
+{
+	struct daemon *d = r->d;
+
+	if (atomic_fetch_sub(&r->refs, 1) != 1)
+		return;
+	pthread_mutex_destroy(&r->lock);
+	free(r);
+	pthread_mutex_lock(&d->lock);
+	if (--d->requests == 0)
+		pthread_cond_broadcast(&d->drained);
+	pthread_mutex_unlock(&d->lock);
+}
+
+/* Loop thread. The lock is not held: engine_cancel() may complete the op right here. */
+static void cancel_run(struct loop_task *task)
+{
+	struct request *r = container_of(task, struct request, cancel);
+	bool cancel;
+
+	pthread_mutex_lock(&r->lock);
+	cancel = r->with_engine;
+	pthread_mutex_unlock(&r->lock);
+	if (cancel)
+		engine_cancel(r->d->e, &r->op);
+	request_put(r);
+}
+
+/* Under r->lock. */
+static void post_cancel(struct request *r)
+{
+	if (r->cancel.run)
+		return;
+	r->cancel.run = cancel_run;
+	atomic_fetch_add(&r->refs, 1);
+	loop_post(engine_loop(r->d->e), &r->cancel);
+}
+
+static void on_interrupt(fuse_req_t req, void *arg)
+{
+	struct request *r = arg;
+
+	(void)req;
+	pthread_mutex_lock(&r->lock);
+	r->interrupted = true;
+	if (r->with_engine)
+		post_cancel(r);
+	pthread_mutex_unlock(&r->lock);
+}
+
+static void on_done(struct engine_op *op)
+{
+	struct request *r = container_of(op, struct request, op);
+
+	pthread_mutex_lock(&r->lock);
+	r->with_engine = false;
+	pthread_mutex_unlock(&r->lock);
+	/* Waits for an on_interrupt() that is running; none starts afterwards. */
+	fuse_req_interrupt_func(r->req, NULL, NULL);
+	if (!r->finish(r, op->res))
+		request_destroy(r);
+}
+
+struct request *request_create(fuse_req_t req, enum engine_op_kind kind, uint64_t ino,
+			       bool (*finish)(struct request *, int64_t))
+{
+	struct request *r = calloc(1, sizeof(*r));
+
+	if (!r) {
+		reply_err(req, -ENOMEM);
+		return NULL;
+	}
+	r->op.kind = kind;
+	r->op.ino = ino;
+	r->op.done = on_done;
+	r->req = req;
+	r->d = daemon_of(req);
+	r->finish = finish;
+	atomic_init(&r->refs, 1);
+	pthread_mutex_init(&r->lock, NULL);
+	pthread_mutex_lock(&r->d->lock);
+	r->d->requests++;
+	pthread_mutex_unlock(&r->d->lock);
+	return r;
+}
+
+void request_submit(struct request *r)
+{
+	fuse_req_interrupt_func(r->req, on_interrupt, r);
+	pthread_mutex_lock(&r->lock);
+	r->with_engine = true;
+	engine_submit(r->d->e, &r->op);
+	/* It came before there was an op to cancel. The task runs after the op has started. */
+	if (r->interrupted)
+		post_cancel(r);
+	pthread_mutex_unlock(&r->lock);
+}
+
+void request_destroy(struct request *r)
+{
+	rx_put(r->d->receive, r->buf);
+	r->buf = NULL;
+	free(r->text);
+	r->text = NULL;
+	request_put(r);
+}
+
+void requests_drain(struct daemon *d)
+{
+	pthread_mutex_lock(&d->lock);
+	while (d->requests)
+		pthread_cond_wait(&d->drained, &d->lock);
+	pthread_mutex_unlock(&d->lock);
+}
+
+/* ---- open and release ----------------------------------------------------------------------- */
+
+static bool opens_for_writing(const struct fuse_file_info *fi)
+{
+	return (fi->flags & O_ACCMODE) != O_RDONLY;
+}
+
+static struct text *text_of(const struct fuse_file_info *fi)
+{
+	return fi ? (struct text *)(uintptr_t)fi->fh : NULL;
+}
+
+void data_create_handle(struct daemon *d, uint64_t ino, struct fuse_file_info *fi)
+{
+	fi->fh = 0;
+	/* Without it an open beside a dirty mapping writes it back 4 KiB at a time. */
+	fi->keep_cache = 1;
+	atomic_fetch_add(&d->handles, 1);
+	notify_opened(d->notify, ino);
+}
+
+static void close_handle(struct daemon *d, uint64_t ino, bool write)
+{
+	notify_closed(d->notify, ino);
+	ns_release(d->ns, ino, write);
+	if (atomic_fetch_sub(&d->handles, 1) == 1 && atomic_load(&d->detaching))
+		daemon_raise(d, EVENT_IDLE);
+}
+
+/* A generated file is what it is now; it is read past the kernel's cache, as it changes by itself.
+ */
+static int open_generated(struct daemon *d, uint64_t ino, struct text **out)
+{
+	char *data;
+	size_t len;
+	int res = ns_generate(d->ns, ino, &data, &len);
+
+	if (res < 0)
+		return res;
+	*out = text_create(data, len);
+	return *out ? 0 : -ENOMEM;
+}
+
+static int open_file(struct daemon *d, uint64_t ino, struct fuse_file_info *fi, struct text **t)
+{
+	bool write = opens_for_writing(fi);
+	struct ns_attr a;
+	int res;
+
+	*t = NULL;
+	if (ino_is_virtual(ino))
+		return virt_open(d, ino, t);
+	res = ns_open(d->ns, ino, write);
+	if (res < 0)
+		return res;
+	res = ns_getattr(d->ns, ino, &a);
+	if (!res && a.flags & NS_GENERATED)
+		res = open_generated(d, ino, t);
+	if (res < 0)
+		ns_release(d->ns, ino, write);
+	else
+		data_create_handle(d, ino, fi);
+	return res;
+}
+
+void data_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct daemon *d = daemon_of(req);
+	struct text *t;
+	int res = open_file(d, ino, fi, &t);
+
+	if (res < 0) {
+		reply_err(req, res);
+		return;
+	}
+	fi->fh = (uint64_t)(uintptr_t)t;
+	fi->direct_io = t != NULL;
+	if (fuse_reply_open(req, fi) < 0) {
+		if (!ino_is_virtual(ino))
+			close_handle(d, ino, opens_for_writing(fi));
+		text_destroy(t);
+	}
+}
+
+void data_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct daemon *d = daemon_of(req);
+	struct text *t = text_of(fi);
+
+	if (ino_is_virtual(ino))
+		virt_flush(d, ino, t);
+	else
+		close_handle(d, ino, opens_for_writing(fi));
+	text_destroy(t);
+	reply_err(req, 0);
+}
+
+/* Data that came through write() is with the engine already; that it is durable, fsync says. */
+void data_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	reply_err(req, ino_is_virtual(ino) ? virt_flush(daemon_of(req), ino, text_of(fi)) : 0);
+}
+
+/* ---- read and write ------------------------------------------------------------------------- */
+
+static bool finish_read(struct request *r, int64_t res)
+{
+	if (res < 0)
+		reply_err(r->req, (int)res);
+	else if (res == 0)
+		fuse_reply_buf(r->req, NULL, 0);
+	else
+		fuse_reply_iov(r->req, r->op.iov, r->op.iovcnt);
+	return false;
+}
+
+void data_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+	struct request *r;
+
+	if (text_of(fi)) {
+		text_read(text_of(fi), req, size, off);
+		return;
+	}
+	r = request_create(req, ENGINE_READ, ino, finish_read);
+	if (!r)
+		return;
+	r->op.off = (uint64_t)off;
+	r->op.len = size;
+	request_submit(r);
+}
+
+static bool finish_write(struct request *r, int64_t res)
+{
+	if (res < 0)
+		reply_err(r->req, (int)res);
+	else
+		fuse_reply_write(r->req, (size_t)res);
+	return false;
+}
+
+void data_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
+		struct fuse_file_info *fi)
+{
+	struct request *r;
+
+	if (ino_is_virtual(ino)) {
+		virt_write(daemon_of(req), req, ino, text_of(fi), buf, size);
+		return;
+	}
+	r = request_create(req, ENGINE_WRITE, ino, finish_write);
+	if (!r)
+		return;
+	r->buf = rx_take(); /* `buf` lies in it */
+	r->op.data = buf;
+	r->op.off = (uint64_t)off;
+	r->op.len = size;
+	request_submit(r);
+}
+
+/* ---- the others ----------------------------------------------------------------------------- */
+
+static bool finish_plain(struct request *r, int64_t res)
+{
+	reply_err(r->req, res < 0 ? (int)res : 0);
+	return false;
+}
+
+void data_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+	struct request *r;
+
+	(void)datasync;
+	if (ino_is_virtual(ino) || text_of(fi)) {
+		reply_err(req, 0);
+		return;
+	}
+	r = request_create(req, ENGINE_FSYNC, ino, finish_plain);
+	if (r)
+		request_submit(r);
+}
+
+/* Names are part of every commit. */
+void data_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+	struct request *r;
+
+	(void)datasync, (void)fi;
+	if (ino_is_virtual(ino)) {
+		reply_err(req, 0);
+		return;
+	}
+	r = request_create(req, ENGINE_SYNC, 0, finish_plain);
+	if (r)
+		request_submit(r);
+}
+
+static bool finish_truncate(struct request *r, int64_t res)
+{
+	struct stat st;
+	double timeout;
+	int err = res < 0 ? (int)res : daemon_getattr(r->d, r->op.ino, &st, &timeout);
+
+	if (err < 0)
+		reply_err(r->req, err);
+	else
+		fuse_reply_attr(r->req, &st, timeout);
+	return false;
+}
+
+/* Is the content the session's, or made up? */
+static int check_changeable(struct daemon *d, uint64_t ino)
+{
+	struct ns_attr a;
+	int res = ns_getattr(d->ns, ino, &a);
+
+	if (!res && a.flags & NS_REGISTERED)
+		res = -EBUSY;
+	if (!res && a.flags & NS_GENERATED)
+		res = -EACCES;
+	return res;
+}
+
+void data_truncate(fuse_req_t req, uint64_t ino, uint64_t size)
+{
+	struct request *r;
+	int res = size > NS_FILE_SIZE_MAX ? -EFBIG : check_changeable(daemon_of(req), ino);
+
+	if (res < 0) {
+		reply_err(req, res);
+		return;
+	}
+	r = request_create(req, ENGINE_TRUNCATE, ino, finish_truncate);
+	if (!r)
+		return;
+	r->op.len = size;
+	request_submit(r);
+}
+
+void data_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len,
+		    struct fuse_file_info *fi)
+{
+	bool punch = mode == (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE);
+	struct request *r;
+	int res = 0;
+
+	(void)fi;
+	if (!punch && mode != 0 && mode != FALLOC_FL_KEEP_SIZE)
+		res = -EOPNOTSUPP;
+	else if (ino_is_virtual(ino))
+		res = -EOPNOTSUPP;
+	else if (!punch && (uint64_t)off + (uint64_t)len > NS_FILE_SIZE_MAX)
+		res = -EFBIG;
+	else
+		res = check_changeable(daemon_of(req), ino);
+	if (res < 0) {
+		reply_err(req, res);
+		return;
+	}
+	r = request_create(req, punch ? ENGINE_PUNCH : ENGINE_ALLOCATE, ino, finish_plain);
+	if (!r)
+		return;
+	r->op.off = (uint64_t)off;
+	r->op.len = (uint64_t)len;
+	r->op.arg = mode == FALLOC_FL_KEEP_SIZE;
+	request_submit(r);
+}
+
+static bool finish_lseek(struct request *r, int64_t res)
+{
+	if (res < 0)
+		reply_err(r->req, (int)res);
+	else
+		fuse_reply_lseek(r->req, res);
+	return false;
+}
+
+/* As if there were no holes: right for any file, and all that can be said of some. */
+static void lseek_dense(fuse_req_t req, uint64_t size, off_t off, int whence)
+{
+	if (off < 0 || (uint64_t)off >= size)
+		reply_err(req, -ENXIO);
+	else
+		fuse_reply_lseek(req, whence == SEEK_DATA ? off : (off_t)size);
+}
+
+void data_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
+{
+	struct daemon *d = daemon_of(req);
+	struct request *r;
+	struct ns_attr a;
+	int res;
+
+	if (whence != SEEK_DATA && whence != SEEK_HOLE) {
+		reply_err(req, -EINVAL);
+		return;
+	}
+	if (text_of(fi)) {
+		lseek_dense(req, text_of(fi)->len, off, whence);
+		return;
+	}
+	res = ns_getattr(d->ns, ino, &a);
+	if (res < 0) {
+		reply_err(req, res);
+		return;
+	}
+	/* Pages dirty through a mapping are unknown here: with a writer about there are no holes.
+	 */
+	if (off < 0 || (uint64_t)off >= a.size || ns_open_writers(d->ns, ino)) {
+		lseek_dense(req, a.size, off, whence);
+		return;
+	}
+	r = request_create(req, ENGINE_SEEK, ino, finish_lseek);
+	if (!r)
+		return;
+	r->op.off = (uint64_t)off;
+	r->op.arg = (uint64_t)whence;
+	request_submit(r);
+}
+
+static bool finish_residency(struct request *r, int64_t res)
+{
+	char text[128];
+	int n;
+
+	if (res < 0) {
+		reply_err(r->req, (int)res);
+		return false;
+	}
+	n = snprintf(text, sizeof(text), "resident=%llu dirty=%llu bytes=%llu",
+		     (unsigned long long)r->op.out.resident, (unsigned long long)r->op.out.dirty,
+		     (unsigned long long)r->op.out.bytes);
+	if (r->size == 0)
+		fuse_reply_xattr(r->req, (size_t)n);
+	else if (r->size < (size_t)n)
+		reply_err(r->req, -ERANGE);
+	else
+		fuse_reply_buf(r->req, text, (size_t)n);
+	return false;
+}
+
+void data_residency(fuse_req_t req, uint64_t ino, size_t size)
+{
+	struct ns_attr a;
+	struct request *r;
+	int res = ns_getattr(daemon_of(req)->ns, ino, &a);
+
+	if (!res && (!S_ISREG(a.mode) || a.flags & NS_GENERATED))
+		res = -ENODATA;
+	if (res < 0) {
+		reply_err(req, res);
+		return;
+	}
+	r = request_create(req, ENGINE_RESIDENT, ino, finish_residency);
+	if (!r)
+		return;
+	r->size = size;
+	request_submit(r);
+}

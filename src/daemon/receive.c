@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * receive.c - reads requests from /dev/fuse and hands them to libfuse's dispatcher.
+ *
+ * libfuse's own loop frees or reuses a request's buffer when the handler returns, so a WRITE would
+ * have to be finished, or copied, inside its handler. Here the handler may take the buffer over
+ * (rx_take) and gives it back when the engine is done with the bytes: no handler ever waits for the
+ * drive, and nothing is copied twice.
+ *
+ * Memory: a buffer holds one request of any size (1 MiB and its header). KEEP of them stay; more
+ * are mapped when writes pile up, up to MOST, and unmapped when given back. At MOST a thread waits
+ * for a buffer, but only GRACE_MS: then it takes one more, for what it would read may be the very
+ * request that lets the writes go on (an interrupt, a step's end).
+ *
+ * Threads: the receive threads run worker(); rx_put() is called from the engine's threads. The lock
+ * is a leaf.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+
+#define RX_HEADER   4096u
+#define RX_SIZE	    (ENGINE_OP_MAX + 4096u)
+#define RX_KEEP	    16u
+#define RX_MOST	    64u
+#define RX_GRACE_MS 100
+#define RX_STACK    (256u << 10)
+#define RX_THREADS  8
+
+struct rx_buf {
+	struct rx_buf *next;
+};
+
+struct receive {
+	struct daemon *d;
+	pthread_t threads[RX_THREADS];
+	unsigned int started;
+	atomic_uint running;
+	atomic_bool stop;
+
+	pthread_mutex_t lock;
+	pthread_cond_t returned;
+	struct rx_buf *free;
+	unsigned int n_free, n_all;
+};
+
+/* The buffer of the request whose handler this thread is in; NULL when the handler took it. */
+static _Thread_local struct rx_buf *current;
+
+static char *rx_data(struct rx_buf *b)
+{
+	return (char *)b + RX_HEADER;
+}
+
+static struct rx_buf *rx_map(void)
+{
+	void *p = mmap(NULL, RX_HEADER + RX_SIZE, PROT_READ | PROT_WRITE,
+		       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+static void rx_unmap(struct rx_buf *b)
+{
+	munmap(b, RX_HEADER + RX_SIZE);
+}
+
+static struct rx_buf *rx_get(struct receive *rx)
+{
+	struct rx_buf *b = NULL;
+	struct timespec until;
+	bool late = false;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_nsec += RX_GRACE_MS * 1000000L;
+	if (until.tv_nsec >= 1000000000L) {
+		until.tv_sec++;
+		until.tv_nsec -= 1000000000L;
+	}
+	pthread_mutex_lock(&rx->lock);
+	while (!b) {
+		if (rx->free) {
+			b = rx->free;
+			rx->free = b->next;
+			rx->n_free--;
+		} else if (rx->n_all < RX_MOST || late) {
+			b = rx_map();
+			if (b) {
+				rx->n_all++;
+			} else {
+				/* No memory for one more: those in use come back. */
+				late = false;
+				pthread_cond_wait(&rx->returned, &rx->lock);
+			}
+		} else {
+			late = pthread_cond_timedwait(&rx->returned, &rx->lock, &until) ==
+			       ETIMEDOUT;
+		}
+	}
+	pthread_mutex_unlock(&rx->lock);
+	return b;
+}
+
+struct rx_buf *rx_take(void)
+{
+	struct rx_buf *b = current;
+
+	current = NULL;
+	return b;
+}
+
+void rx_put(struct receive *rx, struct rx_buf *b)
+{
+	bool drop;
+
+	if (!b)
+		return;
+	pthread_mutex_lock(&rx->lock);
+	drop = rx->n_all > RX_KEEP;
+	if (drop) {
+		rx->n_all--;
+	} else {
+		b->next = rx->free;
+		rx->free = b;
+		rx->n_free++;
+	}
+	pthread_cond_signal(&rx->returned);
+	pthread_mutex_unlock(&rx->lock);
+	if (drop)
+		rx_unmap(b);
+}
+
+/* One request, or the end: false. */
+static bool receive_one(struct receive *rx, struct rx_buf *b, int fd)
+{
+	struct fuse_buf fb = {.mem = rx_data(b)};
+	ssize_t n = read(fd, fb.mem, RX_SIZE);
+
+	if (n < 0) {
+		/* ENOENT: the request was interrupted before it was read. ENODEV: unmounted. */
+		if (errno == EINTR || errno == EAGAIN || errno == ENOENT)
+			return true;
+		if (errno != ENODEV)
+			log_error("reading /dev/fuse: %s; ending", strerror(errno));
+		return false;
+	}
+	fb.size = (size_t)n;
+	fuse_session_process_buf(rx->d->se, &fb);
+	return !fuse_session_exited(rx->d->se);
+}
+
+static void *worker(void *arg)
+{
+	struct receive *rx = arg;
+	int fd = fuse_session_fd(rx->d->se);
+	struct rx_buf *b = NULL;
+	bool more = true;
+
+	while (more && !atomic_load(&rx->stop)) {
+		if (!b)
+			b = rx_get(rx);
+		current = b;
+		more = receive_one(rx, b, fd);
+		b = current;
+	}
+	current = NULL;
+	rx_put(rx, b);
+	if (atomic_fetch_sub(&rx->running, 1) == 1)
+		daemon_raise(rx->d, EVENT_ENDED);
+	return NULL;
+}
+
+/* Only there to make read(2) return. */
+static void on_wakeup(int sig)
+{
+	(void)sig;
+}
+
+int receive_start(struct daemon *d)
+{
+	struct sigaction sa = {.sa_handler = on_wakeup};
+	struct receive *rx = calloc(1, sizeof(*rx));
+	pthread_condattr_t ca;
+	pthread_attr_t ta;
+	unsigned int n;
+	cpu_set_t cpus;
+	int res = 0;
+
+	if (!rx)
+		return -ENOMEM;
+	rx->d = d;
+	pthread_mutex_init(&rx->lock, NULL);
+	pthread_condattr_init(&ca);
+	pthread_condattr_setclock(&ca, CLOCK_MONOTONIC);
+	pthread_cond_init(&rx->returned, &ca);
+	pthread_condattr_destroy(&ca);
+	d->receive = rx;
+
+	sigaction(SIGUSR1, &sa, NULL);
+	n = sched_getaffinity(0, sizeof(cpus), &cpus) ? 2 : (unsigned int)CPU_COUNT(&cpus);
+	n = n < 2 ? 2 : n > RX_THREADS ? RX_THREADS : n;
+	pthread_attr_init(&ta);
+	pthread_attr_setstacksize(&ta, RX_STACK);
+	/* Counted before it runs: the one that ends last raises EVENT_ENDED. */
+	atomic_store(&rx->running, n);
+	while (rx->started < n && !res) {
+		res = -pthread_create(&rx->threads[rx->started], &ta, worker, rx);
+		if (!res)
+			rx->started++;
+	}
+	pthread_attr_destroy(&ta);
+	if (rx->started < n && atomic_fetch_sub(&rx->running, n - rx->started) == n - rx->started)
+		daemon_raise(d, EVENT_ENDED);
+	return rx->started ? 0 : res;
+}
+
+void receive_stop(struct daemon *d)
+{
+	struct receive *rx = d->receive;
+	struct timespec pause = {.tv_nsec = 2000000};
+
+	atomic_store(&rx->stop, true);
+	/* A signal just before read(2) is lost: so until they are gone. */
+	while (atomic_load(&rx->running)) {
+		for (unsigned int i = 0; i < rx->started; i++)
+			pthread_kill(rx->threads[i], SIGUSR1);
+		nanosleep(&pause, NULL);
+	}
+	for (unsigned int i = 0; i < rx->started; i++)
+		pthread_join(rx->threads[i], NULL);
+	rx->started = 0;
+}
+
+void receive_destroy(struct daemon *d)
+{
+	struct receive *rx = d->receive;
+
+	if (!rx)
+		return;
+	while (rx->free) {
+		struct rx_buf *b = rx->free;
+
+		rx->free = b->next;
+		rx_unmap(b);
+	}
+	pthread_cond_destroy(&rx->returned);
+	pthread_mutex_destroy(&rx->lock);
+	free(rx);
+	d->receive = NULL;
+}
