@@ -58,8 +58,8 @@ extern "C" {
  *		  decay (Chen et al. 2023) is the decoupled one: set MOMENT_DECOUPLED. sign(0) is 0, sign(NaN) is NaN.
  * MOMENT_ADAGRAD v = fma(g, g, v); p -= (lr * g) / (sqrt(v) + eps). State: v. For torch's lr_decay pass
  *		  lr / (1 + (step - 1) * lr_decay).
- * MOMENT_SGD	  m = g at step 1, then fma(1 - dampening, g, beta1 * m); p -= lr * m, or lr * fma(beta1, m, g) with
- *		  MOMENT_NESTEROV. beta1 is the momentum; with beta1 = 0 there is no state. State: m.
+ * MOMENT_SGD	  m = g at step 1, then fma(1 - dampening, g, beta1 * m); p = fma(-lr, m, p), or with MOMENT_NESTEROV
+ *		  p = fma(-lr, fma(beta1, m, g), p). beta1 is the momentum; with beta1 = 0 there is no state. State: m.
  */
 enum moment_optim_kind {
 	MOMENT_ADAM = 0,

@@ -132,11 +132,16 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 			else
 				m = v_fma(v_set1(c->one_beta1), g, v_mul(v_set1(c->beta1), m));
 			u = c->nesterov ? v_fma(v_set1(c->beta1), m, g) : m;
-			u = v_mul(v_set1(c->step), u);
 		}
 		if (c->decoupled)
 			p = v_sub(p, v_mul(v_set1(c->decay_p), p));
-		p = one_nan(v_sub(p, u));
+		if (kind == MOMENT_SGD) {
+			p = v_fma(v_set1(-c->step), u, p);
+			u = v_mul(v_set1(c->step), u);
+		} else {
+			p = v_sub(p, u);
+		}
+		p = one_nan(p);
 
 		if (has_m)
 			v_store(q->m + 4 * i, one_nan(m));
