@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* status.c - looking at mounts from outside: ordinary reads, in the caller's thread. */
+#include <errno.h>
+#include <fcntl.h>
+#include <mntent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "lib/error.h"
+#include "lib/json.h"
+#include "lib/status.h"
+
+static int explain(const char *mount, int res)
+{
+	if (res == -ENOTCONN)
+		return err_set(
+			res,
+			"the daemon that served %s has ended: clear the dead mount with `fusermount3 -u %s`, then mount again",
+			mount, mount);
+	if (res == -ENOENT || res == -ENOTDIR)
+		return err_set(
+			-ENOENT,
+			"%s is not a momentfs mount (no .moment/status there): `momentfs BACKING %s` makes it one",
+			mount, mount);
+	return err_set(res, "%s/.moment/status: %s", mount, strerror(-res));
+}
+
+int status_read(const char *mount, char **out)
+{
+	size_t len = 0, cap = 65536;
+	char path[4096], *text;
+	int fd, res;
+
+	if (snprintf(path, sizeof(path), "%s/.moment/status", mount) >= (int)sizeof(path))
+		return err_set(-ENAMETOOLONG, "%.100s...: too long", mount);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return explain(mount, -errno);
+	text = malloc(cap);
+	while (text) {
+		ssize_t n = read(fd, text + len, cap - len - 1);
+		char *more;
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0) {
+			res = explain(mount, -errno);
+			goto out_free;
+		}
+		len += (size_t)n;
+		text[len] = 0;
+		if (n == 0) {
+			close(fd);
+			*out = text;
+			return 0;
+		}
+		if (cap - len > 1)
+			continue;
+		cap *= 2;
+		more = realloc(text, cap);
+		if (!more)
+			break;
+		text = more;
+	}
+	res = err_set(-ENOMEM, "out of memory");
+out_free:
+	free(text);
+	close(fd);
+	return res;
+}
+
+char *mount_of_backing(const char *backing)
+{
+	char *want = realpath(backing, NULL), *found = NULL;
+	struct mntent *m;
+	FILE *f;
+
+	f = want ? setmntent("/proc/self/mounts", "re") : NULL;
+	while (f && !found && (m = getmntent(f)) != NULL) {
+		char *status, *have;
+
+		if (strcmp(m->mnt_type, "fuse.momentfs") != 0 && strcmp(m->mnt_type, "fuse") != 0)
+			continue;
+		if (strcmp(m->mnt_type, "fuse") == 0 && !strstr(m->mnt_fsname, "momentfs"))
+			continue;
+		if (status_read(m->mnt_dir, &status) < 0)
+			continue;
+		have = json_string(json_find(status, "backing"));
+		if (have && strcmp(have, want) == 0)
+			found = strdup(m->mnt_dir);
+		free(have);
+		free(status);
+	}
+	if (f)
+		endmntent(f);
+	free(want);
+	return found;
+}

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* status.h - looking at mounts: .moment/status, and which mount shows a backing. */
+#ifndef LIB_STATUS_H
+#define LIB_STATUS_H
+
+/* The text of MOUNT/.moment/status, malloc'ed. -ENOENT: not a momentfs mount; -ENOTCONN: a dead
+ * one. */
+int status_read(const char *mount, char **out);
+
+/* The mount point where a live daemon shows this backing, malloc'ed; NULL: none that we can see. */
+char *mount_of_backing(const char *backing);
+
+#endif
