@@ -378,7 +378,7 @@ static enum attempt get_attempt(struct get *g, struct block **busy, int *err)
 		if (w->b) {
 			bool alone = w->b->pins == 1;
 
-			if (w->b->piece >= len)
+			if (w->b->piece >= len || w->mode == GET_READ)
 				continue;
 			w->b->pins--;
 			if (!alone || block_busy(w->b) || w->b->writer) {
@@ -559,7 +559,9 @@ void cache_get(struct cache *c, struct get *g)
 		for (unsigned int i = 0; i < g->n; i++) {
 			struct slot *s = file_slot(g->want[i].f, g->want[i].n);
 
-			if (s && s->b && s->b->piece >= need_len(c, &g->want[i], s))
+			if (s && s->b &&
+			    (g->want[i].mode == GET_READ ||
+			     s->b->piece >= need_len(c, &g->want[i], s)))
 				continue;
 			if (g->want[i].mode == GET_READ && (!s || extent_is_hole(&s->live)))
 				continue;

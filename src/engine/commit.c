@@ -308,7 +308,8 @@ static int take_file(struct commit *m, struct file *f)
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		struct slot *s = file_slot(f, i);
-		bool dirty = s && s->b && (s->b->state == BLOCK_DIRTY || s->b->state == BLOCK_WRITING);
+		bool dirty =
+			s && s->b && (s->b->state == BLOCK_DIRTY || s->b->state == BLOCK_WRITING);
 
 		memset(&m->scratch[i], 0, sizeof(m->scratch[i]));
 		if (s && !dirty)
@@ -443,6 +444,12 @@ static void timer_fire(struct loop_timer *t)
 void commit_timer_start(struct cache *c)
 {
 	timer_arm(c->commit);
+}
+
+void commit_stop(struct cache *c)
+{
+	loop_timer_clear(c->loop, &c->commit->timer);
+	c->commit->blocked++;
 }
 
 void commit_maybe(struct cache *c)

@@ -65,6 +65,7 @@ void commit_block(struct cache *c);
 void commit_unblock(struct cache *c);
 bool commit_blocked(const struct cache *c);
 void commit_timer_start(struct cache *c);
+void commit_stop(struct cache *c); /* no commit starts any more */
 /* Call at a boundary: starts a commit if commit=SECONDS says it is due. */
 void commit_maybe(struct cache *c);
 void commit_get_info(const struct cache *c, struct commit_info *i);

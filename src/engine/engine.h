@@ -66,6 +66,7 @@ struct engine_opts {
 			       holder is told */
 	const char *trace;  /* file for the trace of blocks and I/O, NULL: none */
 	const char *faults; /* fault injection, NULL: from the environment variable MOMENT_FAULTS */
+	const char *vfs;    /* SQLite VFS, NULL: the default (fault injection in tests) */
 	bool no_learn;	    /* debug: do not learn the order of steps (hints only) */
 	/* hooks, may be NULL */
 	void (*log)(void *arg, enum engine_log_level level, const char *msg); /* any thread */
@@ -150,6 +151,7 @@ struct engine_op {
 	struct iovec iov[ENGINE_OP_SEGS];
 	/* the engine's: */
 	struct engine *e;
+	uint64_t id;
 	struct loop_task task;
 	struct list link;
 	void *run; /* what the loop thread keeps for it */
@@ -164,9 +166,12 @@ int64_t engine_call(struct engine *e, enum engine_op_kind kind, uint64_t ino, ui
 int64_t engine_pread(struct engine *e, uint64_t ino, void *buf, uint64_t len, uint64_t off);
 int64_t engine_pwrite(struct engine *e, uint64_t ino, const void *buf, uint64_t len, uint64_t off);
 
-/* Any thread: if the op is still waiting it completes with -EINTR (a commit it asked for goes on);
- * else nothing. The op must not complete meanwhile in the caller's eyes: call it with a lock that
- * done() takes too. */
+/*
+ * If the op is still waiting it completes with -EINTR (a commit it asked for goes on); else
+ * nothing. The op's memory must stay until this returns. Any thread, but not with a lock that
+ * done() takes; an edge whose done() frees the op posts a task to the loop thread and calls this
+ * there.
+ */
 void engine_cancel(struct engine *e, struct engine_op *op);
 
 /* ---- status ----------------------------------------------------------------------------- */
@@ -197,6 +202,7 @@ void engine_get_step(struct engine *e, struct engine_step_state *s); /* any thre
 struct session_opts {
 	pid_t pid;
 	uid_t uid;
+	gid_t gid;
 	/*
 	 * Sends a reply: loop thread; must not block and must take the bytes (queue them if the
 	 * socket is full). pass_arena: this is the HELLO reply, send the arena's fd with it.

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * engine_impl.h - what the files of the engine proper (engine.c, ops.c, session*.c, status.c)
+ * share.
+ */
+#ifndef ENGINE_ENGINE_IMPL_H
+#define ENGINE_ENGINE_IMPL_H
+
+#include <pthread.h>
+#include <stdio.h>
+
+#include "engine/cache.h"
+#include "engine/commit.h"
+#include "engine/engine.h"
+
+#define STEP_NONE UINT64_MAX
+
+struct engine_error {
+	uint64_t time_ns; /* CLOCK_REALTIME */
+	uint64_t ino, off, len, step;
+	int err;
+	char what[48];
+	char path[200];
+};
+#define ENGINE_ERRORS 64u /* the last ones are kept */
+
+struct scrub {
+	bool running;
+	uint64_t done, total; /* bytes */
+	uint64_t extents, damaged;
+	uint64_t finished_ns; /* CLOCK_REALTIME; 0: never */
+	struct engine_op *op;
+	struct scrub_run *run;
+};
+
+struct engine {
+	struct cache c;
+	struct engine_opts opts;
+	struct loop *loop;
+	struct io *io;
+	struct arena *arena;
+	struct pool *pool;
+	struct catalog *cat;
+	char *path; /* absolute */
+	char *holder;
+	bool made_dir, cache_ready;
+	struct list loaded; /* maps, while opening */
+	int dirfd, lockfd;
+	uint8_t uuid[16];
+	uint64_t ram_available; /* when it was opened */
+
+	/* steps; loop thread */
+	uint64_t open_step; /* of the writing session or of a plain bracket; STEP_NONE */
+	bool plain;	    /* it is a plain bracket */
+	bool torn;	    /* the session died inside open_step; its files are held */
+	bool reverting;
+	struct session *writer; /* the one writing session */
+	struct list sessions;
+	struct list parked; /* ops that came while reverting */
+	struct list runs;   /* ops under way */
+	_Atomic uint64_t next_id;
+
+	struct scrub scrub;
+	struct engine_error errors[ENGINE_ERRORS];
+	uint64_t nerrors;
+	uint64_t start_ns;
+};
+
+/* Logging: to opts.log. Any thread. */
+void engine_log(struct engine *e, enum engine_log_level level, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* ops.c: loop thread */
+void ops_unpark(struct engine *e);
+void ops_drop_file(struct engine *e, uint64_t ino); /* the inode is gone */
+
+/* holder.c: one process a backing */
+int holder_take(int dirfd, const char *path, const struct engine_opts *opts, bool readonly,
+		int *lockfd, char *err, size_t errlen);
+void holder_closing(int lockfd);
+void holder_release(int lockfd);
+
+/*
+ * revert.c: back to the last commit. `all`: everything, names too; else the held files. done() on
+ * the loop thread. The caller made sure that nobody has a lease or an open step.
+ */
+void engine_revert(struct engine *e, bool all, void (*done)(void *arg, int res), void *arg);
+
+/* session.c */
+void session_destroy_all(struct engine *e);
+void session_status(struct engine *e, FILE *f);
+bool session_any_lease(struct engine *e);
+/* The invalidation after which readers see what a boundary or a revert changed. */
+void engine_invalidate(struct engine *e, uint64_t *inos, size_t n, void (*done)(void *arg),
+		       void *arg); /* takes inos (malloc'ed) */
+
+/* status.c */
+void status_string(FILE *f, const char *s); /* as a JSON string */
+
+/* scrub.c */
+void scrub_start(struct engine *e, struct engine_op *op);
+void scrub_stop(struct engine *e);
+
+#endif

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * holder.c - one process a backing: an OFD lock on the file `lock`, whose text says who has it.
+ *
+ * The lock is what counts; it ends with the process, so there is nothing stale to clear. The text
+ * (pid, host, name, state) is for messages. Readers (-o ro) take the lock shared.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/engine_impl.h"
+
+#define LOCK_NAME "lock"
+
+struct holder {
+	long pid;
+	char host[128], name[256], state[32];
+};
+
+static void write_text(int fd, const char *name, const char *state)
+{
+	char host[128] = "?", text[512];
+	int n;
+
+	gethostname(host, sizeof(host) - 1);
+	n = snprintf(text, sizeof(text), "pid %ld\nhost %s\nstate %s\nname %s\n", (long)getpid(),
+		     host, state, name ? name : "momentfs");
+	if (n > (int)sizeof(text) - 1)
+		n = (int)sizeof(text) - 1;
+	if (ftruncate(fd, 0) || pwrite(fd, text, (size_t)n, 0) != n)
+		return; /* only a text */
+}
+
+static void read_text(int fd, struct holder *h)
+{
+	char text[512];
+	ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+
+	memset(h, 0, sizeof(*h));
+	if (n <= 0)
+		return;
+	text[n] = 0;
+	sscanf(text, "pid %ld\nhost %127[^\n]\nstate %31[^\n]\nname %255[^\n]", &h->pid, h->host,
+	       h->state, h->name);
+}
+
+int holder_take(int dirfd, const char *path, const struct engine_opts *opts, bool readonly,
+		int *lockfd, char *err, size_t errlen)
+{
+	int fd = openat(dirfd, LOCK_NAME, (readonly ? O_RDONLY : O_RDWR | O_CREAT) | O_CLOEXEC,
+			0600);
+	unsigned int waited = 0;
+	bool told = false;
+	struct flock lk = {.l_type = readonly ? F_RDLCK : F_WRLCK, .l_whence = SEEK_SET};
+
+	if (fd < 0) {
+		int r = -errno;
+
+		if (readonly && r == -ENOENT) {
+			*lockfd = -1; /* never held by anybody */
+			return 0;
+		}
+		snprintf(err, errlen, "%s/%s: %s%s", path, LOCK_NAME, strerror(-r),
+			 r == -EACCES
+				 ? " (run as the owner of the directory, or choose another one)"
+			 : r == -EROFS ? " (mount it with -o ro to look at it)"
+				       : "");
+		return r;
+	}
+	while (fcntl(fd, F_OFD_SETLK, &lk)) {
+		int r = -errno;
+		struct holder h;
+		bool closing;
+
+		if (r != -EAGAIN && r != -EACCES) {
+			snprintf(err, errlen, "%s/%s: cannot lock: %s", path, LOCK_NAME,
+				 strerror(-r));
+			close(fd);
+			return r;
+		}
+		read_text(fd, &h);
+		closing = opts->wait && !strcmp(h.state, "closing");
+		if (!closing && waited >= opts->wait_ms) {
+			snprintf(
+				err, errlen,
+				"%s is in use by %s (pid %ld on host %s): unmount that, or end that process; one "
+				"process at a time may have it",
+				path, h.name[0] ? h.name : "another process", h.pid, h.host);
+			close(fd);
+			return -EBUSY;
+		}
+		if (!told && opts->log) {
+			char msg[600];
+
+			told = true;
+			snprintf(msg, sizeof(msg), "%s is being released by %s (pid %ld): waiting",
+				 path, h.name, h.pid);
+			opts->log(opts->arg, ENGINE_LOG_NOTICE, msg);
+		}
+		nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+		waited += 20;
+	}
+	if (!readonly)
+		write_text(fd, opts->holder, "running");
+	*lockfd = fd;
+	return 0;
+}
+
+void holder_closing(int lockfd)
+{
+	struct holder h;
+
+	if (lockfd < 0)
+		return;
+	read_text(lockfd, &h);
+	write_text(lockfd, h.name, "closing");
+}
+
+void holder_release(int lockfd)
+{
+	if (lockfd < 0)
+		return;
+	if (ftruncate(lockfd, 0)) {
+		/* only a text; the lock ends with the descriptor */
+	}
+	close(lockfd);
+}

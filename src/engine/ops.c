@@ -1,0 +1,896 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ops.c - file data on request: the ops of engine.h, for the FUSE edge and tests.
+ *
+ * Everything here runs on the loop thread except the functions named *_run. Each op is a small
+ * state machine: it asks for blocks (cache_get), or looks at blocks and waits for a busy one
+ * (block_wait), and looks again when woken.
+ *
+ * A READ holds pins on its blocks while its done() copies; a WRITE goes block by block and holds
+ * one block for writing at a time, so ops cannot wait for each other in a circle.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/engine_impl.h"
+
+#define INLINE_COPY 16384u /* below, the loop thread copies itself: a hop costs more */
+
+struct op_run {
+	struct engine *e;
+	struct engine_op *op; /* NULL for a drop */
+	struct file *f;
+	struct get g;
+	struct waiter w;
+	struct loop_work work;
+	struct commit_wait cw;
+	uint64_t pos, end;
+	void (*resume)(struct op_run *);
+	unsigned int n;
+	struct list link; /* in engine.runs */
+	struct want want[];
+};
+
+/* What holes read as. */
+static const char zeros[ENGINE_OP_MAX];
+
+static struct op_run *run_new(struct engine *e, struct engine_op *op, unsigned int n)
+{
+	struct op_run *r = calloc(1, sizeof(*r) + n * sizeof(r->want[0]));
+
+	if (!r)
+		return NULL;
+	r->e = e;
+	r->op = op;
+	r->n = n;
+	list_init(&r->work.link);
+	list_init(&r->w.link);
+	list_init(&r->cw.link);
+	list_push_back(&e->runs, &r->link);
+	if (op)
+		op->run = r;
+	return r;
+}
+
+static void run_free(struct op_run *r)
+{
+	if (!r)
+		return;
+	list_remove(&r->link);
+	free(r);
+}
+
+static void op_end(struct engine_op *op, int64_t res)
+{
+	run_free(op->run);
+	op->run = NULL;
+	op->res = res;
+	op->done(op);
+}
+
+static void run_wake(struct waiter *w)
+{
+	struct op_run *r = container_of(w, struct op_run, w);
+
+	r->resume(r);
+}
+
+/* ---- read ---- */
+
+static void read_run(struct loop_work *w)
+{
+	struct op_run *r = container_of(w, struct op_run, work);
+
+	r->op->done(r->op);
+}
+
+static void read_release(struct loop_work *w)
+{
+	struct op_run *r = container_of(w, struct op_run, work);
+	struct cache *c = &r->e->c;
+
+	for (unsigned int i = 0; i < r->n; i++)
+		cache_put(c, &r->want[i], false);
+	run_free(r);
+}
+
+static void read_ready(struct get *g, int res)
+{
+	struct op_run *r = container_of(g, struct op_run, g);
+	struct engine_op *op = r->op;
+	struct cache *c = &r->e->c;
+	uint64_t pos = op->off, end = r->end;
+
+	if (res) {
+		op->res = res;
+		op->iovcnt = 0;
+		r->n = 0;
+	} else {
+		op->iovcnt = 0;
+		for (unsigned int i = 0; i < r->n; i++) {
+			struct want *w = &r->want[i];
+			uint64_t start = (uint64_t)w->n * c->block;
+			uint64_t stop = min_u64(end, start + c->block);
+			uint32_t in = (uint32_t)(pos - start);
+			uint32_t len = (uint32_t)(stop - pos);
+			uint32_t have = len;
+
+			/* A block's memory may end before the file does: the rest is zeros. */
+			if (w->b)
+				have = in >= w->b->piece ? 0
+							 : (uint32_t)min_u64(len, w->b->piece - in);
+			if (w->b && have)
+				op->iov[op->iovcnt++] = (struct iovec){
+					(char *)arena_ptr_at(c->base, w->b->mem) + in, have};
+			if (!w->b)
+				have = 0;
+			if (have < len)
+				op->iov[op->iovcnt++] =
+					(struct iovec){(void *)(uintptr_t)zeros, len - have};
+			pos = stop;
+		}
+		op->res = (int64_t)(end - op->off);
+		c->stats.op_read_bytes += end - op->off;
+	}
+	op->run = NULL;	       /* nothing to cancel any more: done() will run on another thread */
+	list_remove(&r->link); /* from here on it cannot be cancelled, and op may go */
+	r->work.run = read_run;
+	r->work.done = read_release;
+	loop_work_urgent(c->loop, &r->work);
+}
+
+static void op_read(struct engine *e, struct engine_op *op)
+{
+	struct cache *c = &e->c;
+	struct file *f = file_get(c, op->ino);
+	uint64_t end;
+	uint32_t first, last;
+	struct op_run *r;
+
+	if (!f || op->len > ENGINE_OP_MAX) {
+		op_end(op, f ? -EINVAL : -ESTALE);
+		return;
+	}
+	end = op->off >= f->size ? op->off : op->off + min_u64(op->len, f->size - op->off);
+	first = (uint32_t)(op->off / c->block);
+	last = end == op->off ? first : (uint32_t)((end - 1) / c->block);
+	r = run_new(e, op, end == op->off ? 0 : last - first + 1);
+	if (!r) {
+		op_end(op, -ENOMEM);
+		return;
+	}
+	r->end = end;
+	for (uint32_t i = 0; i < r->n; i++)
+		r->want[i] = (struct want){.f = f, .n = first + i, .mode = GET_READ};
+	r->g = (struct get){.want = r->want, .n = r->n, .done = read_ready};
+	cache_get(c, &r->g);
+}
+
+/* ---- write ---- */
+
+static void write_next(struct op_run *r);
+
+/* Work thread, or loop thread for little. */
+static void copy_run(struct loop_work *w)
+{
+	struct op_run *r = container_of(w, struct op_run, work);
+	struct want *x = &r->want[0];
+	struct block *b = x->b;
+	uint64_t start = (uint64_t)x->n * b->c->block;
+	uint32_t in = (uint32_t)(r->pos - start);
+	uint32_t len = (uint32_t)(min_u64(r->end, start + b->c->block) - r->pos);
+	char *mem = arena_ptr_at(b->c->base, b->mem);
+
+	if (x->fresh) {
+		memset(mem, 0, in);
+		memset(mem + in + len, 0, b->piece - in - len);
+	}
+	if (r->op->data)
+		memcpy(mem + in, (const char *)r->op->data + (r->pos - r->op->off), len);
+	else
+		memset(mem + in, 0, len);
+}
+
+static void copy_done(struct loop_work *w)
+{
+	struct op_run *r = container_of(w, struct op_run, work);
+	struct want *x = &r->want[0];
+	struct cache *c = &r->e->c;
+	struct file *f = r->f;
+
+	r->pos = min_u64(r->end, ((uint64_t)x->n + 1) * c->block);
+	if (r->pos > f->size)
+		f->size = r->pos;
+	cache_put(c, x, true);
+	slot_account(c, f, x->n);
+	write_next(r);
+}
+
+static void write_ready(struct get *g, int res)
+{
+	struct op_run *r = container_of(g, struct op_run, g);
+
+	if (res) {
+		if (r->pos > r->op->off)
+			file_publish(&r->e->c, r->f, true);
+		op_end(r->op, res);
+		return;
+	}
+	if (r->end - r->pos <= INLINE_COPY && !r->want[0].fresh) {
+		copy_run(&r->work);
+		copy_done(&r->work);
+		return;
+	}
+	r->work.run = copy_run;
+	r->work.done = copy_done;
+	loop_work_urgent(r->e->loop, &r->work);
+}
+
+static void write_next(struct op_run *r)
+{
+	struct cache *c = &r->e->c;
+	uint32_t n = (uint32_t)(r->pos / c->block);
+	uint64_t start = (uint64_t)n * c->block;
+	uint64_t stop = min_u64(r->end, start + c->block);
+	uint32_t content = file_content(c, r->f, n);
+	uint32_t len = (uint32_t)(stop - start);
+
+	if (r->pos == r->end) {
+		if (r->op->kind == ENGINE_PUNCH) {
+			r->resume(r);
+			return;
+		}
+		file_publish(c, r->f, true);
+		c->stats.op_write_bytes += r->op->len;
+		op_end(r->op, (int64_t)r->op->len);
+		return;
+	}
+	r->want[0] = (struct want){
+		.f = r->f,
+		.n = n,
+		.mode = GET_WRITE,
+		.len = len,
+		.overwrite = r->pos == start && len >= content,
+		.can_fill = true,
+	};
+	/* Growing in large writes: the rest of the block comes next, most likely. */
+	if (stop > r->f->size && len >= c->block / 8)
+		r->want[0].len = c->block;
+	r->g = (struct get){.want = r->want, .n = 1, .done = write_ready};
+	cache_get(c, &r->g);
+}
+
+/* Why this file's data may not be changed, or 0. */
+static int refuse_change(const struct engine *e, const struct file *f, uint64_t end)
+{
+	if (!f)
+		return -ESTALE;
+	if (e->c.readonly)
+		return -EROFS;
+	if (f->session || f->held)
+		return -EBUSY;
+	return end > NS_FILE_SIZE_MAX ? -EFBIG : 0;
+}
+
+static void op_write(struct engine *e, struct engine_op *op)
+{
+	struct file *f = file_get(&e->c, op->ino);
+	int res = refuse_change(e, f, op->off + op->len);
+	struct op_run *r;
+
+	if (!res && op->len > ENGINE_OP_MAX)
+		res = -EINVAL;
+	r = res ? NULL : run_new(e, op, 1);
+	if (!r) {
+		op_end(op, res ? res : -ENOMEM);
+		return;
+	}
+	r->f = f;
+	r->pos = op->off;
+	r->end = op->off + op->len;
+	write_next(r);
+}
+
+/* ---- truncate, punch, drop ---- */
+
+/* The first busy block from n to before `stop`, or NULL. */
+static struct block *find_busy(struct file *f, uint32_t n, uint32_t stop)
+{
+	for (uint32_t i = n; i < stop && i / SLOT_CHUNK < f->nslots; i++) {
+		struct slot *s = file_slot(f, i);
+
+		if (!s)
+			i |= SLOT_CHUNK - 1; /* the whole chunk is untouched */
+		else if (s->b && block_busy(s->b))
+			return s->b;
+	}
+	return NULL;
+}
+
+/* True: waits for a busy block, run->resume will be called. */
+static bool wait_busy(struct op_run *r, uint32_t n, uint32_t stop)
+{
+	struct block *b = find_busy(r->f, n, stop);
+
+	if (!b)
+		return false;
+	if (list_linked(&b->write_link) && !b->frozen)
+		list_remove(&b->write_link); /* only queued: not to be written any more */
+	if (b->frozen && b->state == BLOCK_DIRTY)
+		block_write(b, true);
+	if (!block_busy(b))
+		return wait_busy(r, n, stop);
+	r->w.wake = run_wake;
+	block_wait(b, &r->w);
+	return true;
+}
+
+/* Blocks n .. stop-1 become holes; none is busy. */
+static void make_holes(struct cache *c, struct file *f, uint32_t n, uint32_t stop, bool keep)
+{
+	for (uint32_t i = n; i < stop && i / SLOT_CHUNK < f->nslots; i++) {
+		struct slot *s = file_slot(f, i);
+
+		if (!s) {
+			i |= SLOT_CHUNK - 1;
+			continue;
+		}
+		if (s->b)
+			block_drop(s->b);
+		slot_drop_live(c, f, s, i);
+		if (!keep)
+			s->keep = false;
+		slot_trim(c, s);
+		slot_account(c, f, i);
+	}
+}
+
+static void truncate_resume(struct op_run *r)
+{
+	struct cache *c = &r->e->c;
+	struct file *f = r->f;
+	uint64_t size = r->op->len;
+	uint32_t part = (uint32_t)(size % c->block);
+	uint32_t n = (uint32_t)(size / c->block);
+
+	if (size < f->size) {
+		struct slot *s;
+
+		if (wait_busy(r, n, UINT32_MAX))
+			return;
+		cache_quiet(c);
+		f->size = size;
+		make_holes(c, f, n + (part ? 1 : 0), UINT32_MAX, false);
+		s = part ? file_slot(f, n) : NULL;
+		if (s && !extent_is_hole(&s->live) && s->live.valid > part)
+			s->live.valid = part;
+		if (s && s->b && s->b->piece > part)
+			memset((char *)arena_ptr_at(c->base, s->b->mem) + part, 0,
+			       s->b->piece - part);
+		if (s)
+			slot_account(c, f, n);
+		cache_loud(c);
+	}
+	f->size = size;
+	file_changed(c, f);
+	file_publish(c, f, true);
+	op_end(r->op, 0);
+}
+
+static void punch_resume(struct op_run *r)
+{
+	struct cache *c = &r->e->c;
+	struct file *f = r->f;
+	uint64_t off = r->op->off, end = min_u64(off + r->op->len, f->size);
+	uint32_t n = (uint32_t)((off + c->block - 1) / c->block);
+	uint32_t stop = (uint32_t)(end / c->block);
+
+	if (end == f->size)
+		stop = file_nblocks(c, f);
+	if (n < stop) {
+		if (wait_busy(r, n, stop))
+			return;
+		cache_quiet(c);
+		make_holes(c, f, n, stop, true);
+		cache_loud(c);
+	}
+	file_changed(c, f);
+	file_publish(c, f, true);
+	op_end(r->op, 0);
+}
+
+static bool is_hole(struct file *f, uint32_t n)
+{
+	struct slot *s = file_slot(f, n);
+
+	return !s || (!s->b && extent_is_hole(&s->live));
+}
+
+/* Head, tail, middle: the partial blocks are written with zeros, the whole ones dropped. */
+static void punch_tail(struct op_run *r)
+{
+	struct cache *c = &r->e->c;
+	uint64_t off = r->op->off, end = min_u64(off + r->op->len, r->f->size);
+	uint32_t last = (uint32_t)(end / c->block);
+
+	r->resume = punch_resume;
+	if (end < r->f->size && end % c->block && last > off / c->block && !is_hole(r->f, last)) {
+		r->pos = (uint64_t)last * c->block;
+		r->end = end;
+		write_next(r);
+		return;
+	}
+	punch_resume(r);
+}
+
+static void punch_head(struct op_run *r)
+{
+	struct cache *c = &r->e->c;
+	uint64_t off = r->op->off, end = min_u64(off + r->op->len, r->f->size);
+	uint32_t first = (uint32_t)(off / c->block);
+
+	if (off >= end) {
+		op_end(r->op, 0);
+		return;
+	}
+	r->resume = punch_tail;
+	/* Within one block, or a head that does not begin a block. */
+	if ((off % c->block || (end < ((uint64_t)first + 1) * c->block && end < r->f->size)) &&
+	    !is_hole(r->f, first)) {
+		r->pos = off;
+		r->end = min_u64(end, ((uint64_t)first + 1) * c->block);
+		write_next(r);
+		return;
+	}
+	punch_tail(r);
+}
+
+static void drop_resume(struct op_run *r)
+{
+	struct cache *c = &r->e->c;
+	struct file *f = r->f;
+
+	if (wait_busy(r, 0, UINT32_MAX))
+		return;
+	cache_quiet(c);
+	make_holes(c, f, 0, UINT32_MAX, false);
+	freed_move(&c->orphans, &f->frees);
+	file_free(c, f);
+	cache_loud(c);
+	run_free(r);
+}
+
+void ops_drop_file(struct engine *e, uint64_t ino)
+{
+	struct file *f = file_find(&e->c, ino);
+	struct op_run *r = f ? run_new(e, NULL, 0) : NULL;
+
+	if (!r)
+		return;
+	r->f = f;
+	r->resume = drop_resume;
+	drop_resume(r);
+}
+
+/* ---- allocate ---- */
+
+static void allocate_resume(struct op_run *r)
+{
+	struct cache *c = &r->e->c;
+	struct file *f = r->f;
+	struct engine_op *op = r->op;
+	uint64_t size = max_u64(f->size, op->arg ? 0 : op->off + op->len);
+	int res = 0;
+
+	for (; r->pos * c->block < r->end; r->pos++) {
+		struct slot *s = file_slot_make(c, f, (uint32_t)r->pos);
+		uint64_t left = r->end - r->pos * c->block;
+		uint32_t len =
+			(uint32_t)min_u64(c->block, max_u64(size, r->end) - r->pos * c->block);
+
+		len = (uint32_t)round_up_u64(len, MOMENT_UNIT);
+		res = s ? slot_keep(c, f, s, len) : -ENOMEM;
+		if (res == -EAGAIN) {
+			r->w.wake = run_wake;
+			space_grow(c, 2 * round_up_u64(left, c->block));
+			res = space_wait(c, &r->w, len, false);
+			if (!res)
+				return;
+		}
+		if (res)
+			break;
+	}
+	if (res) {
+		for (uint64_t i = op->off / c->block; i <= r->pos; i++) {
+			struct slot *s = file_slot(f, (uint32_t)i);
+
+			if (!s)
+				continue;
+			s->keep = false;
+			slot_trim(c, s);
+		}
+		op_end(op, res);
+		return;
+	}
+	if (size > f->size) {
+		f->size = size;
+		file_changed(c, f);
+		file_publish(c, f, true);
+	}
+	op_end(op, 0);
+}
+
+/* ---- seek, residency ---- */
+
+static void op_seek(struct engine *e, struct engine_op *op)
+{
+	struct cache *c = &e->c;
+	struct file *f = file_get(c, op->ino);
+	uint64_t pos = op->off;
+
+	if (!f || pos >= f->size) {
+		op_end(op, f ? -ENXIO : -ESTALE);
+		return;
+	}
+	for (uint32_t n = (uint32_t)(pos / c->block);; n++) {
+		struct slot *s;
+		bool data;
+
+		if ((uint64_t)n * c->block >= f->size) {
+			op_end(op, op->arg == SEEK_HOLE ? (int64_t)f->size : -ENXIO);
+			return;
+		}
+		s = file_slot(f, n);
+		data = s && s->acct;
+		if (data == (op->arg == SEEK_DATA)) {
+			op_end(op, (int64_t)max_u64(pos, (uint64_t)n * c->block));
+			return;
+		}
+		if (!s && op->arg == SEEK_DATA)
+			n |= SLOT_CHUNK - 1;
+	}
+}
+
+static void op_resident(struct engine *e, struct engine_op *op)
+{
+	struct cache *c = &e->c;
+	struct file *f = file_find(c, op->ino);
+
+	op->out.resident = op->out.dirty = 0;
+	op->out.bytes = f ? f->bytes : 0;
+	for (uint32_t i = 0; f && i < f->nslots; i++) {
+		for (uint32_t k = 0; f->slots[i] && k < SLOT_CHUNK; k++) {
+			struct block *b = f->slots[i][k].b;
+
+			if (!b || b->state == BLOCK_EMPTY || b->state == BLOCK_READING)
+				continue;
+			op->out.resident += file_content(c, f, b->n);
+			if (b->state != BLOCK_CLEAN)
+				op->out.dirty += file_content(c, f, b->n);
+		}
+	}
+	op_end(op, 0);
+}
+
+/* ---- commits and steps ---- */
+
+static void sync_done(struct commit_wait *w, int res)
+{
+	op_end(container_of(w, struct op_run, cw)->op, res);
+}
+
+static void op_sync(struct engine *e, struct engine_op *op)
+{
+	struct cache *c = &e->c;
+	struct op_run *r;
+
+	if (op->kind == ENGINE_FSYNC) {
+		struct file *f = file_find(c, op->ino);
+
+		/* Durable with the step, so never waited for here. */
+		if ((f && f->held) || e->plain) {
+			op_end(op, 0);
+			return;
+		}
+	} else if (e->plain) {
+		op_end(op, -EBUSY);
+		return;
+	}
+	r = run_new(e, op, 0);
+	if (!r) {
+		op_end(op, -ENOMEM);
+		return;
+	}
+	r->cw.done = sync_done;
+	commit_request(c, &r->cw);
+}
+
+static void op_step(struct engine *e, struct engine_op *op)
+{
+	struct cache *c = &e->c;
+
+	if (op->kind == ENGINE_STEP_BEGIN) {
+		if (c->readonly || e->open_step != STEP_NONE || e->torn || e->reverting ||
+		    e->writer) {
+			op_end(op, c->readonly ? -EROFS : -EBUSY);
+			return;
+		}
+		e->open_step = op->arg;
+		e->plain = true;
+		commit_block(c);
+	} else {
+		if (!e->plain || e->open_step != op->arg) {
+			op_end(op, -EINVAL);
+			return;
+		}
+		e->open_step = STEP_NONE;
+		e->plain = false;
+		commit_set_boundary(c, op->arg);
+		commit_unblock(c);
+		commit_maybe(c);
+	}
+	op_end(op, 0);
+}
+
+static void rollback_done(void *arg, int res)
+{
+	op_end(arg, res);
+}
+
+static void op_rollback(struct engine *e, struct engine_op *op)
+{
+	bool all = !e->torn;
+
+	if (e->c.readonly) {
+		op_end(op, -EROFS);
+		return;
+	}
+	if (e->writer || ns_open_writers_total(e->c.ns)) {
+		op_end(op, -EBUSY);
+		return;
+	}
+	engine_revert(e, all, rollback_done, op);
+}
+
+/* ---- in ---- */
+
+static void op_start(struct loop_task *t)
+{
+	struct engine_op *op = container_of(t, struct engine_op, task);
+	struct engine *e = op->e;
+	struct cache *c = &e->c;
+	struct op_run *r;
+	struct file *f;
+	int res;
+
+	if (e->reverting) { /* the maps are being exchanged */
+		list_push_back(&e->parked, &op->link);
+		return;
+	}
+	c->stats.ops++;
+	switch (op->kind) {
+	case ENGINE_READ:
+		op_read(e, op);
+		return;
+	case ENGINE_WRITE:
+		op_write(e, op);
+		return;
+	case ENGINE_SEEK:
+		op_seek(e, op);
+		return;
+	case ENGINE_RESIDENT:
+		op_resident(e, op);
+		return;
+	case ENGINE_FSYNC:
+	case ENGINE_SYNC:
+		op_sync(e, op);
+		return;
+	case ENGINE_STEP_BEGIN:
+	case ENGINE_STEP_END:
+		op_step(e, op);
+		return;
+	case ENGINE_ROLLBACK:
+		op_rollback(e, op);
+		return;
+	case ENGINE_SCRUB:
+		scrub_start(e, op);
+		return;
+	case ENGINE_PREFETCH:
+		f = file_get(c, op->ino);
+		if (f && op->len && op->off < f->size) {
+			uint64_t end = op->off + min_u64(op->len, f->size - op->off);
+			uint32_t first = (uint32_t)(op->off / c->block);
+
+			cache_prefetch(c, op->ino, first,
+				       (uint32_t)((end + c->block - 1) / c->block) - first);
+			cache_pump(c);
+		}
+		op_end(op, f ? 0 : -ESTALE);
+		return;
+	case ENGINE_TRUNCATE:
+	case ENGINE_PUNCH:
+	case ENGINE_ALLOCATE:
+		break;
+	}
+	f = file_get(c, op->ino);
+	res = refuse_change(e, f, op->off + op->len);
+	r = res ? NULL : run_new(e, op, 1);
+	if (!r) {
+		op_end(op, res ? res : -ENOMEM);
+		return;
+	}
+	r->f = f;
+	if (op->kind == ENGINE_TRUNCATE) {
+		r->resume = truncate_resume;
+		truncate_resume(r);
+	} else if (op->kind == ENGINE_PUNCH) {
+		punch_head(r);
+	} else {
+		r->pos = op->off / c->block;
+		r->end = op->off + op->len;
+		r->resume = allocate_resume;
+		allocate_resume(r);
+	}
+}
+
+void ops_unpark(struct engine *e)
+{
+	struct list todo;
+
+	list_init(&todo);
+	list_splice_back(&todo, &e->parked);
+	while (!list_empty(&todo)) {
+		struct engine_op *op = list_first(&todo, struct engine_op, link);
+
+		list_remove(&op->link);
+		op_start(&op->task);
+	}
+}
+
+void engine_submit(struct engine *e, struct engine_op *op)
+{
+	op->id = atomic_fetch_add(&e->next_id, 1) + 1;
+	op->e = e;
+	op->run = NULL;
+	op->task.run = op_start;
+	loop_post(e->loop, &op->task);
+}
+
+/* ---- waiting calls ---- */
+
+struct call {
+	struct engine_op op;
+	void *buf;
+	pthread_mutex_t lock;
+	pthread_cond_t cond;
+	bool done;
+};
+
+static void call_done(struct engine_op *op)
+{
+	struct call *k = container_of(op, struct call, op);
+
+	if (op->kind == ENGINE_READ && k->buf) {
+		char *to = k->buf;
+
+		for (int i = 0; i < op->iovcnt; i++) {
+			memcpy(to, op->iov[i].iov_base, op->iov[i].iov_len);
+			to += op->iov[i].iov_len;
+		}
+	}
+	pthread_mutex_lock(&k->lock);
+	k->done = true;
+	pthread_cond_signal(&k->cond);
+	pthread_mutex_unlock(&k->lock);
+}
+
+static int64_t call(struct engine *e, struct call *k)
+{
+	assert(!loop_is_current(e->loop));
+	pthread_mutex_init(&k->lock, NULL);
+	pthread_cond_init(&k->cond, NULL);
+	k->op.done = call_done;
+	engine_submit(e, &k->op);
+	pthread_mutex_lock(&k->lock);
+	while (!k->done)
+		pthread_cond_wait(&k->cond, &k->lock);
+	pthread_mutex_unlock(&k->lock);
+	pthread_mutex_destroy(&k->lock);
+	pthread_cond_destroy(&k->cond);
+	return k->op.res;
+}
+
+int64_t engine_call(struct engine *e, enum engine_op_kind kind, uint64_t ino, uint64_t off,
+		    uint64_t len, uint64_t arg)
+{
+	struct call k = {.op = {.kind = kind, .ino = ino, .off = off, .len = len, .arg = arg}};
+
+	return call(e, &k);
+}
+
+int64_t engine_pread(struct engine *e, uint64_t ino, void *buf, uint64_t len, uint64_t off)
+{
+	uint64_t got = 0;
+
+	while (got < len) {
+		struct call k = {.op = {.kind = ENGINE_READ,
+					.ino = ino,
+					.off = off + got,
+					.len = min_u64(len - got, ENGINE_OP_MAX)},
+				 .buf = (char *)buf + got};
+		int64_t r = call(e, &k);
+
+		if (r < 0)
+			return r;
+		if (r == 0)
+			break;
+		got += (uint64_t)r;
+	}
+	return (int64_t)got;
+}
+
+int64_t engine_pwrite(struct engine *e, uint64_t ino, const void *buf, uint64_t len, uint64_t off)
+{
+	uint64_t put = 0;
+
+	while (put < len) {
+		struct call k = {.op = {.kind = ENGINE_WRITE,
+					.ino = ino,
+					.off = off + put,
+					.len = min_u64(len - put, ENGINE_OP_MAX),
+					.data = (const char *)buf + put}};
+		int64_t r = call(e, &k);
+
+		if (r < 0)
+			return r;
+		put += (uint64_t)r;
+	}
+	return (int64_t)put;
+}
+
+/* ---- cancelling ---- */
+
+struct cancel {
+	struct loop_task task;
+	struct engine *e;
+	uint64_t id;
+};
+
+/* By number: when it is looked at here, the op may be long gone. */
+static void cancel_fn(struct loop_task *t)
+{
+	struct cancel *k = container_of(t, struct cancel, task);
+	struct op_run *r = NULL;
+
+	list_for_each(l, &k->e->runs)
+	{
+		r = list_entry(l, struct op_run, link);
+		if (r->op && r->op->id == k->id)
+			break;
+		r = NULL;
+	}
+	if (r && (r->op->kind == ENGINE_FSYNC || r->op->kind == ENGINE_SYNC) &&
+	    commit_cancel(&r->e->c, &r->cw))
+		op_end(r->op, -EINTR);
+	else if (r && r->op->kind == ENGINE_READ && cache_get_cancel(&r->e->c, &r->g))
+		read_ready(&r->g, -EINTR);
+	free(k);
+}
+
+void engine_cancel(struct engine *e, struct engine_op *op)
+{
+	struct cancel *k = calloc(1, sizeof(*k));
+
+	if (!k)
+		return;
+	k->e = e;
+	k->id = op->id;
+	k->task.run = cancel_fn;
+	loop_post(e->loop, &k->task);
+}

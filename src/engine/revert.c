@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * revert.c - back to the last commit: the files of a torn step, or everything.
+ *
+ * Loop thread, except revert_run (a work thread: SQLite). Order: no commit runs, no new op starts
+ * (they are parked), the files' blocks become idle and are dropped with everything that no commit
+ * knows, the committed rows and maps are read back, readers' caches are invalidated.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine_impl.h"
+
+struct map_copy {
+	struct list link;
+	uint64_t ino, size;
+	uint32_t n;
+	struct extent map[];
+};
+
+struct revert {
+	struct engine *e;
+	bool all;
+	void (*done)(void *arg, int res);
+	void *arg;
+	struct waiter w;
+	struct loop_work work;
+	struct list maps;
+	uint64_t *inos;
+	size_t n;
+	int res;
+};
+
+static void revert_end(void *arg)
+{
+	struct revert *r = arg;
+
+	r->done(r->arg, r->res);
+	free(r);
+}
+
+static int on_map(void *arg, uint64_t ino, uint64_t size, const struct extent *map, uint32_t n)
+{
+	struct revert *r = arg;
+	struct map_copy *m = malloc(sizeof(*m) + n * sizeof(*map));
+
+	if (!m)
+		return -ENOMEM;
+	m->ino = ino;
+	m->size = size;
+	m->n = n;
+	if (n)
+		memcpy(m->map, map, n * sizeof(*map));
+	list_init(&m->link);
+	list_push_back(&r->maps, &m->link);
+	return 0;
+}
+
+static void revert_run(struct loop_work *w)
+{
+	struct revert *r = container_of(w, struct revert, work);
+
+	r->res = catalog_revert(r->e->cat, r->all ? NULL : r->inos, r->n, on_map, r);
+}
+
+static void revert_done(struct loop_work *w)
+{
+	struct revert *r = container_of(w, struct revert, work);
+	struct engine *e = r->e;
+	struct cache *c = &e->c;
+	struct commit_info ci;
+	size_t n = 0;
+	uint64_t *inos;
+
+	commit_get_info(c, &ci);
+	list_for_each(l, &r->maps)
+	{
+		n++;
+	}
+	inos = malloc((n ? n : 1) * sizeof(*inos));
+	n = 0;
+	while (!list_empty(&r->maps)) {
+		struct map_copy *m = list_first(&r->maps, struct map_copy, link);
+		struct file *f = file_get(c, m->ino);
+
+		list_remove(&m->link);
+		if (f && !r->res) {
+			f->size = m->size;
+			r->res = file_load_map(c, f, m->map, m->n, ci.seq);
+			file_publish(c, f, false);
+			if (inos)
+				inos[n++] = m->ino;
+		}
+		free(m);
+	}
+	for (size_t i = 0; i < r->n; i++) {
+		struct file *f = file_find(c, r->inos[i]);
+
+		if (!f)
+			continue;
+		if (f->held) {
+			f->held = false;
+			ns_hold(c->ns, f->ino, false);
+			if (!f->session) /* its session died */
+				ns_unregister(c->ns, f->ino);
+		}
+	}
+	free(r->inos);
+	e->torn = false;
+	e->open_step = STEP_NONE;
+	if (e->plain) {
+		e->plain = false;
+		commit_unblock(c);
+	}
+	commit_set_boundary(c, ci.step);
+	if (r->res)
+		engine_log(e, ENGINE_LOG_ERROR,
+			   "going back to the last commit failed: %s; unmount and mount again",
+			   strerror(-r->res));
+	e->reverting = false;
+	commit_unblock(c);
+	ops_unpark(e);
+	engine_invalidate(e, inos, n, revert_end, r);
+}
+
+static bool affected(const struct revert *r, const struct file *f)
+{
+	return r->all || f->held;
+}
+
+/* Drops what no commit knows. The files' blocks are idle. */
+static void forget(struct revert *r)
+{
+	struct cache *c = &r->e->c;
+	size_t n = 0;
+
+	cache_quiet(c);
+	for (unsigned int h = 0; h < FILE_HASH; h++) {
+		list_for_each(l, &c->files[h])
+		{
+			struct file *f = list_entry(l, struct file, hash_link);
+
+			if (!affected(r, f))
+				continue;
+			r->inos[n++] = f->ino;
+			for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
+				struct slot *s = file_slot(f, i);
+
+				if (!s) {
+					i |= SLOT_CHUNK - 1;
+					continue;
+				}
+				if (s->b)
+					block_drop(s->b);
+				if (!f->session)
+					s->keep = false;
+				if (s->seq == 0)
+					slot_drop_live(c, f, s, i);
+				/* A place with seq != 0 stays taken: the committed map has it. */
+				memset(&s->live, 0, sizeof(s->live));
+				s->seq = 0;
+				slot_trim(c, s);
+				slot_account(c, f, i);
+			}
+			/* So is what was to be freed: it is the committed state. */
+			f->frees.n = 0;
+			list_remove(&f->changed_link);
+			f->changed = f->touched = false;
+		}
+	}
+	if (r->all)
+		c->orphans.n = 0;
+	cache_loud(c);
+}
+
+static void revert_try(struct waiter *w)
+{
+	struct revert *r = container_of(w, struct revert, w);
+	struct engine *e = r->e;
+	struct cache *c = &e->c;
+	size_t n = 0;
+
+	if (commit_running(c)) {
+		commit_when_idle(c, &r->w);
+		return;
+	}
+	for (unsigned int h = 0; h < FILE_HASH; h++) {
+		list_for_each(l, &c->files[h])
+		{
+			struct file *f = list_entry(l, struct file, hash_link);
+
+			if (!affected(r, f))
+				continue;
+			n++;
+			for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
+				struct slot *s = file_slot(f, i);
+
+				if (!s) {
+					i |= SLOT_CHUNK - 1;
+				} else if (s->b) {
+					list_remove(
+						&s->b->write_link); /* not to be written any more */
+					if (block_busy(s->b)) {
+						block_wait(s->b, &r->w);
+						return;
+					}
+				}
+			}
+		}
+	}
+	r->inos = calloc(n ? n : 1, sizeof(*r->inos));
+	if (!r->inos) {
+		e->reverting = false;
+		commit_unblock(c);
+		ops_unpark(e);
+		r->res = -ENOMEM;
+		revert_end(r);
+		return;
+	}
+	r->n = n;
+	forget(r);
+	r->work.run = revert_run;
+	r->work.done = revert_done;
+	loop_work(e->loop, &r->work);
+}
+
+void engine_revert(struct engine *e, bool all, void (*done)(void *arg, int res), void *arg)
+{
+	struct revert *r = calloc(1, sizeof(*r));
+
+	if (!r) {
+		done(arg, -ENOMEM);
+		return;
+	}
+	r->e = e;
+	r->all = all;
+	r->done = done;
+	r->arg = arg;
+	r->w.wake = revert_try;
+	list_init(&r->w.link);
+	list_init(&r->work.link);
+	list_init(&r->maps);
+	e->reverting = true;
+	commit_block(&e->c);
+	cache_prefetch_clear(&e->c);
+	revert_try(&r->w);
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * session.h - what the files of the session share. The messages are protocol.h's; the entry points
+ * are engine.h's.
+ */
+#ifndef ENGINE_SESSION_H
+#define ENGINE_SESSION_H
+
+#include "engine/engine_impl.h"
+#include "moment/protocol.h"
+
+struct param {
+	uint64_t dir;		     /* inode of its directory */
+	uint32_t file[MOMENT_ROLES]; /* handles; UINT32_MAX: none */
+	uint64_t step;
+	uint64_t next_step; /* by STEPS, until POST_STEP; STEP_NONE: unchanged */
+	bool removed;
+};
+
+struct lease {
+	uint64_t key; /* handle << 32 | block */
+	struct want want;
+	uint32_t piece;
+	bool granted;
+	struct list link;
+};
+#define LEASE_HASH 256u
+
+struct session {
+	struct engine *e;
+	struct session_opts opts;
+	struct list link; /* in engine.sessions */
+	char client[48];
+	bool hello, readonly, closing, dead;
+	unsigned int busy; /* requests under way that will come back to it */
+	bool stepping;	   /* between PRE_STEP and POST_STEP */
+	uint64_t step;
+	struct param *params;
+	uint32_t nparams, params_cap;
+	struct file **files; /* by handle; NULL: removed */
+	uint32_t nfiles, files_cap;
+	struct list leases[LEASE_HASH];
+	uint64_t leased, leased_small, nleases, quota, quota_small;
+	uint64_t reserved;   /* bytes of disk */
+	uint64_t pinned;     /* bytes of memory of tier=ram */
+	struct list commits; /* COMMIT requests that wait for the boundary */
+};
+
+/* Replies. status < 0 with a text for people. */
+void session_reply(struct session *s, const struct moment_msg *req, void *reply, size_t len);
+void session_error(struct session *s, const struct moment_msg *req, int status, const char *fmt,
+		   ...) __attribute__((format(printf, 4, 5)));
+void session_info_reply(struct session *s, const struct moment_msg *req);
+
+/* A session that ended while requests were under way is freed when the last one comes back. */
+void session_busy_begin(struct session *s);
+/* False: it has ended; do not touch it any more. */
+bool session_busy_end(struct session *s);
+
+/* session_register.c */
+void session_register(struct session *s, const struct moment_msg *msg);
+void session_list(struct session *s, const struct moment_msg *msg);
+void session_remove(struct session *s, const struct moment_msg *msg);
+void session_unregister_all(struct session *s);
+/* After a revert: step counts are read again. */
+void session_reload_steps(struct session *s);
+const char *session_role_name(enum moment_role role);
+
+/* session_step.c */
+void session_pre_step(struct session *s, const struct moment_msg *msg);
+void session_steps(struct session *s, const struct moment_msg *msg);
+void session_post_step(struct session *s, const struct moment_msg *msg);
+void session_commit(struct session *s, const struct moment_msg *msg);
+void session_rollback(struct session *s, const struct moment_msg *msg);
+void session_commit_free(struct list *l); /* a member of session.commits */
+
+/* session_lease.c */
+void session_advance(struct session *s, const struct moment_msg *msg);
+void session_prefetch(struct session *s, const struct moment_msg *msg);
+void session_drop_leases(struct session *s);
+
+#endif

@@ -1,0 +1,1031 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * session_register.c - parameters: finding or making their files, reserving their disk space,
+ * pinning them to the session.
+ *
+ * Loop thread only. A REGISTER message is all or nothing: everything is checked, then made, then
+ * reserved (which may wait for the pool to grow); any failure undoes what this message made.
+ *
+ * What a state file means is in its extended attributes: user.moment.dtype, .shape, .step, .name,
+ * .tier; the parameter's directory has name, shape, step and hyper.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/names.h"
+#include "engine/session.h"
+
+static const char *const role_name[MOMENT_ROLES] = {"exp_avg", "exp_avg_sq", "master",
+						    "max_exp_avg_sq"};
+static const struct {
+	const char *name;
+	uint32_t size;
+} dtypes[] = {
+	[MOMENT_F32] = {"float32", 4},
+	[MOMENT_BF16] = {"bfloat16", 2},
+	[MOMENT_F16] = {"float16", 2},
+	[MOMENT_F64] = {"float64", 8},
+};
+#define NDTYPES	 (sizeof(dtypes) / sizeof(dtypes[0]))
+#define NO_DTYPE 0xff
+
+struct entry {
+	const struct moment_reg_entry *m;
+	const uint64_t *shape;
+	const char *name, *hyper;
+	char dirname[NAMES_MAX + 1];
+	char label[128]; /* the name, for messages */
+	uint64_t dir;
+	bool made, adopted;
+	uint64_t step;
+	uint64_t ino[MOMENT_ROLES]; /* 0: does not have it */
+	bool made_file[MOMENT_ROLES];
+	bool ref[MOMENT_ROLES]; /* a reference is held */
+	bool registered[MOMENT_ROLES];
+	struct file *f[MOMENT_ROLES];
+};
+
+struct reg {
+	struct session *s;
+	struct moment_msg *msg; /* a copy */
+	uint32_t flags, n;
+	struct entry *e;
+	struct waiter w;
+	/* where reserving has got to */
+	uint32_t i, block;
+	unsigned int role;
+	uint64_t reserved, need;
+	uint64_t pinned;
+	char err[768];
+};
+
+const char *session_role_name(enum moment_role role)
+{
+	return role_name[role];
+}
+
+static void reg_free(struct reg *r)
+{
+	free(r->msg);
+	free(r->e);
+	free(r);
+}
+
+__attribute__((format(printf, 3, 4))) static int fail(struct reg *r, int res, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(r->err, sizeof(r->err), fmt, ap);
+	va_end(ap);
+	return res;
+}
+
+/* ---- reading the message ---- */
+
+static int parse_entry(struct reg *r, struct entry *e, const char *at, size_t left)
+{
+	const struct moment_reg_entry *m = (const struct moment_reg_entry *)at;
+	uint64_t numel = 1;
+	bool any = false;
+	size_t want;
+	int k;
+
+	if (left < sizeof(*m) || m->size % 8 || m->size > left || m->ndim > MOMENT_NDIM_MAX ||
+	    m->name_len > left || m->hyper_len > left)
+		return fail(r, -EPROTO, "register: a malformed entry");
+	want = sizeof(*m) + m->ndim * sizeof(uint64_t) + m->name_len + m->hyper_len;
+	if (m->size < want)
+		return fail(r, -EPROTO, "register: an entry shorter than its parts");
+	e->m = m;
+	e->shape = (const uint64_t *)(m + 1);
+	e->name = (const char *)(e->shape + m->ndim);
+	e->hyper = e->name + m->name_len;
+	snprintf(e->label, sizeof(e->label), "%.*s%s", (int)min_u64(m->name_len, 100), e->name,
+		 m->name_len > 100 ? "..." : "");
+	k = names_encode(e->name, m->name_len, e->dirname);
+	if (k)
+		return fail(r, k, "parameter name \"%s\": empty, or with a NUL byte in it",
+			    e->label);
+	for (uint32_t d = 0; d < m->ndim; d++) {
+		if (__builtin_mul_overflow(numel, e->shape[d], &numel))
+			return fail(r, -EFBIG,
+				    "parameter %s: its shape has more than 2^64 elements",
+				    e->label);
+	}
+	if (numel != m->numel)
+		return fail(r, -EINVAL,
+			    "parameter %s: its shape has %llu elements, numel says %llu", e->label,
+			    (unsigned long long)numel, (unsigned long long)m->numel);
+	for (k = 0; k < MOMENT_ROLES; k++) {
+		if (m->dtype[k] == NO_DTYPE)
+			continue;
+		if (m->dtype[k] >= NDTYPES)
+			return fail(r, -EINVAL, "parameter %s: unknown dtype %u of %s", e->label,
+				    m->dtype[k], role_name[k]);
+		if (numel > NS_FILE_SIZE_MAX / dtypes[m->dtype[k]].size)
+			return fail(
+				r, -EFBIG,
+				"parameter %s: %llu elements make a file above the largest of %llu bytes",
+				e->label, (unsigned long long)numel,
+				(unsigned long long)NS_FILE_SIZE_MAX);
+		any = true;
+	}
+	if (!any)
+		return fail(r, -EINVAL, "parameter %s: no array asked for", e->label);
+	return 0;
+}
+
+static uint64_t file_bytes(const struct entry *e, unsigned int role)
+{
+	return e->m->numel * dtypes[e->m->dtype[role]].size;
+}
+
+static void shape_text(const struct entry *e, char out[256])
+{
+	size_t n = 0;
+
+	n += (size_t)snprintf(out, 256, "[");
+	for (uint32_t d = 0; d < e->m->ndim && n < 230; d++)
+		n += (size_t)snprintf(out + n, 256 - n, "%s%llu", d ? "," : "",
+				      (unsigned long long)e->shape[d]);
+	snprintf(out + n, 256 - n, "]");
+}
+
+static int64_t get_text(struct ns *ns, uint64_t ino, const char *name, char *out, size_t len)
+{
+	int64_t n = ns_getxattr(ns, ino, name, out, len - 1);
+
+	out[n > 0 ? n : 0] = 0;
+	return n;
+}
+
+/* ---- checking ---- */
+
+static int check_existing(struct reg *r, struct entry *e)
+{
+	struct ns *ns = r->s->e->c.ns;
+	char want[256], have[256], *name;
+	struct ns_attr a;
+	int64_t n;
+	bool fresh = r->flags & MOMENT_REG_FRESH;
+
+	name = malloc(NS_XATTR_VALUE_MAX);
+	if (!name)
+		return fail(r, -ENOMEM, "register: out of memory");
+	n = ns_getxattr(ns, e->dir, "user.moment.name", name, NS_XATTR_VALUE_MAX);
+	if (n >= 0 && ((uint64_t)n != e->m->name_len || memcmp(name, e->name, (size_t)n))) {
+		free(name);
+		return fail(r, -EEXIST,
+			    "parameter %s: params/%s belongs to a parameter of another name",
+			    e->label, e->dirname);
+	}
+	free(name);
+	if (n < 0 && !fresh)
+		return fail(
+			r, -EINVAL,
+			"params/%s was made by other programs and does not say what it holds: set its attributes "
+			"(user.moment.name, .shape; .dtype of its files), move it away, or ask for a fresh state",
+			e->dirname);
+	if (!fresh) {
+		shape_text(e, want);
+		get_text(ns, e->dir, "user.moment.shape", have, sizeof(have));
+		if (strcmp(want, have))
+			return fail(
+				r, -EINVAL,
+				"parameter %s: its shape is %s, the state on disk is of shape %s",
+				e->label, want, have);
+	}
+	get_text(ns, e->dir, "user.moment.step", have, sizeof(have));
+	e->step = strtoull(have, NULL, 10);
+	for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
+		bool wanted = e->m->dtype[k] != NO_DTYPE;
+		int x = ns_peek(ns, e->dir, role_name[k], &a);
+
+		if (x == -ENOENT) {
+			if (wanted && !fresh)
+				return fail(r, -EINVAL, "parameter %s: the state on disk has no %s",
+					    e->label, role_name[k]);
+			continue;
+		}
+		if (x)
+			return fail(r, x, "parameter %s: %s: %s", e->label, role_name[k],
+				    strerror(-x));
+		if (!wanted && !fresh)
+			return fail(
+				r, -EINVAL,
+				"parameter %s: the state on disk has %s too, which was not asked for",
+				e->label, role_name[k]);
+		if (!wanted)
+			continue;
+		if (!S_ISREG(a.mode))
+			return fail(r, -EINVAL, "params/%s/%s is not a file", e->dirname,
+				    role_name[k]);
+		if (file_find(&r->s->e->c, a.ino) && file_find(&r->s->e->c, a.ino)->session == r->s)
+			return fail(r, -EINVAL, "parameter %s is registered already", e->label);
+		e->ino[k] = a.ino;
+		get_text(ns, a.ino, "user.moment.dtype", have, sizeof(have));
+		if (!fresh &&
+		    (strcmp(have, dtypes[e->m->dtype[k]].name) || a.size != file_bytes(e, k)))
+			return fail(
+				r, -EINVAL,
+				"parameter %s: %s on disk is %s with %llu bytes, asked for is %s with %llu",
+				e->label, role_name[k], have[0] ? have : "of no known dtype",
+				(unsigned long long)a.size, dtypes[e->m->dtype[k]].name,
+				(unsigned long long)file_bytes(e, k));
+	}
+	return 0;
+}
+
+static int check(struct reg *r)
+{
+	struct ns *ns = r->s->e->c.ns;
+	bool must = (r->flags & MOMENT_REG_EXIST) || r->s->readonly;
+
+	for (uint32_t i = 0; i < r->n; i++) {
+		struct entry *e = &r->e[i];
+		struct ns_attr a;
+		int x;
+
+		for (uint32_t k = 0; k < i; k++) {
+			if (!strcmp(r->e[k].dirname, e->dirname))
+				return fail(r, -EINVAL, "parameter %s is named twice", e->label);
+		}
+		x = ns_peek(ns, NS_ROOT, e->dirname, &a);
+		if (x == -ENOENT) {
+			if (must)
+				return fail(r, -ENOENT, "parameter %s has no state in %s", e->label,
+					    r->s->e->path);
+			continue;
+		}
+		if (x || !S_ISDIR(a.mode))
+			return fail(r, x ? x : -ENOTDIR, "params/%s is not a directory",
+				    e->dirname);
+		if (r->flags & MOMENT_REG_NEW)
+			return fail(r, -EEXIST, "parameter %s has a state in %s already", e->label,
+				    r->s->e->path);
+		e->dir = a.ino;
+		x = check_existing(r, e);
+		if (x)
+			return x;
+	}
+	return 0;
+}
+
+/* ---- making ---- */
+
+static int set_attrs(struct reg *r, struct entry *e)
+{
+	struct ns *ns = r->s->e->c.ns;
+	static const char *const tiers[] = {"auto", "ram", "nvme"};
+	char shape[256], step[24];
+	const char *tier = tiers[e->m->tier < 3 ? e->m->tier : 0];
+	size_t step_len = (size_t)snprintf(step, sizeof(step), "%llu", (unsigned long long)e->step);
+	struct ns_moment dir[] = {
+		{"user.moment.name", e->name, e->m->name_len},
+		{"user.moment.shape", shape, 0},
+		{"user.moment.step", step, step_len},
+		{"user.moment.hyper", e->hyper, e->m->hyper_len},
+	};
+	int x;
+
+	shape_text(e, shape);
+	dir[1].size = strlen(shape);
+	x = ns_set_moment(ns, e->dir, dir, e->m->hyper_len ? 4 : 3);
+	for (unsigned int k = 0; k < MOMENT_ROLES && !x; k++) {
+		struct ns_moment file[] = {
+			{"user.moment.name", e->name, e->m->name_len},
+			{"user.moment.shape", shape, strlen(shape)},
+			{"user.moment.step", step, step_len},
+			{"user.moment.dtype", NULL, 0},
+			{"user.moment.tier", tier, strlen(tier)},
+		};
+
+		if (!e->ino[k])
+			continue;
+		file[3].value = dtypes[e->m->dtype[k]].name;
+		file[3].size = strlen(file[3].value);
+		x = ns_set_moment(ns, e->ino[k], file, 5);
+	}
+	if (!x)
+		x = ns_make_meta(ns, e->dir);
+	return x ? fail(r, x, "parameter %s: its attributes cannot be set: %s", e->label,
+			strerror(-x))
+		 : 0;
+}
+
+/* The state becomes zeros of the right size. True: a block is busy, the waiter will be woken. */
+static bool make_fresh(struct reg *r, struct file *f, uint64_t size)
+{
+	struct cache *c = &r->s->e->c;
+
+	for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
+		struct slot *s = file_slot(f, i);
+
+		if (!s) {
+			i |= SLOT_CHUNK - 1;
+		} else if (s->b) {
+			if (!s->b->frozen)
+				list_remove(&s->b->write_link);
+			else
+				block_write(s->b, true);
+			if (block_busy(s->b)) {
+				block_wait(s->b, &r->w);
+				return true;
+			}
+		}
+	}
+	cache_quiet(c);
+	for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
+		struct slot *s = file_slot(f, i);
+
+		if (!s) {
+			i |= SLOT_CHUNK - 1;
+			continue;
+		}
+		if (s->b)
+			block_drop(s->b);
+		slot_drop_live(c, f, s, i);
+		slot_trim(c, s);
+		slot_account(c, f, i);
+	}
+	f->size = size;
+	cache_loud(c);
+	return false;
+}
+
+static int make_file(struct reg *r, struct entry *e, unsigned int k)
+{
+	struct session *s = r->s;
+	struct cache *c = &s->e->c;
+	struct ns_attr a;
+	int x;
+
+	if (!e->ino[k]) {
+		x = ns_create(c->ns, e->dir, role_name[k], 0600, s->opts.uid, s->opts.gid, true,
+			      &a);
+		if (x)
+			return fail(r, x, "parameter %s: cannot make %s: %s", e->label,
+				    role_name[k], strerror(-x));
+		e->ino[k] = a.ino;
+		e->made_file[k] = true;
+	} else {
+		x = ns_lookup(c->ns, e->dir, role_name[k], &a);
+		if (x)
+			return fail(r, x, "parameter %s: %s: %s", e->label, role_name[k],
+				    strerror(-x));
+	}
+	e->ref[k] = true;
+	e->f[k] = file_get(c, a.ino);
+	if (!e->f[k])
+		return fail(r, -ENOMEM, "register: out of memory");
+	if (s->readonly)
+		return 0;
+	x = ns_register(c->ns, a.ino);
+	if (x)
+		return fail(r, x,
+			    "params/%s/%s is open for writing in another program: close it first",
+			    e->dirname, role_name[k]);
+	e->registered[k] = true;
+	if (e->made_file[k]) {
+		e->f[k]->size = file_bytes(e, k);
+		file_changed(c, e->f[k]);
+		file_publish(c, e->f[k], true);
+	}
+	return 0;
+}
+
+static int make(struct reg *r)
+{
+	struct session *s = r->s;
+	struct cache *c = &s->e->c;
+
+	for (uint32_t i = 0; i < r->n; i++) {
+		struct entry *e = &r->e[i];
+		bool was = e->dir != 0;
+		int x = 0;
+
+		if (!was) {
+			struct ns_attr a;
+
+			x = ns_mkdir(c->ns, NS_ROOT, e->dirname, 0755, s->opts.uid, s->opts.gid,
+				     false, &a);
+			if (x)
+				return fail(r, x, "parameter %s: cannot make params/%s: %s",
+					    e->label, e->dirname, strerror(-x));
+			e->dir = a.ino;
+			e->made = true;
+		}
+		for (unsigned int k = 0; k < MOMENT_ROLES && !x; k++) {
+			if (e->m->dtype[k] != NO_DTYPE)
+				x = make_file(r, e, k);
+		}
+		if (!x && !s->readonly && !was)
+			x = set_attrs(r, e);
+		if (x)
+			return x;
+	}
+	return 0;
+}
+
+static void undo(struct reg *r)
+{
+	struct cache *c = &r->s->e->c;
+
+	for (uint32_t i = 0; i < r->n; i++) {
+		struct entry *e = &r->e[i];
+
+		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
+			struct file *f = e->f[k];
+
+			for (uint32_t b = 0; f && !r->s->readonly && b < file_nblocks(c, f); b++) {
+				struct slot *slot = file_slot(f, b);
+
+				if (!slot) {
+					b |= SLOT_CHUNK - 1;
+					continue;
+				}
+				slot->keep = false;
+				slot_trim(c, slot);
+			}
+			if (f)
+				f->pinned = false;
+			if (e->registered[k])
+				ns_unregister(c->ns, e->ino[k]);
+			if (e->made_file[k])
+				ns_unlink(c->ns, e->dir, role_name[k]);
+			if (e->ref[k])
+				ns_forget(c->ns, e->ino[k], 1);
+		}
+		if (e->made)
+			ns_rmdir(c->ns, NS_ROOT, e->dirname);
+	}
+}
+
+/* ---- reserving ---- */
+
+static uint64_t pin_bytes(const struct cache *c, const struct file *f)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t b = 0; b < file_nblocks(c, f); b++) {
+		uint32_t piece = cache_piece(c, file_content(c, f, b));
+
+		sum += piece > c->block / 4 ? c->block : piece;
+	}
+	return sum;
+}
+
+static int check_pins(struct reg *r)
+{
+	struct session *s = r->s;
+	struct cache *c = &s->e->c;
+	uint64_t size = arena_size(c->arena);
+	uint64_t room = size - size / 8 - min_u64(size / 2, 8ull * c->block);
+
+	for (uint32_t i = 0; i < r->n; i++) {
+		if (r->e[i].m->tier != 1)
+			continue;
+		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
+			if (r->e[i].f[k])
+				r->pinned += pin_bytes(c, r->e[i].f[k]);
+		}
+	}
+	if (s->pinned + r->pinned > room)
+		return fail(
+			r, -ENOMEM,
+			"state that is to stay in RAM does not fit: %llu MiB pinned, room for %llu MiB in a RAM tier of "
+			"%llu MiB, %llu MiB are missing: use a larger ram= or offload more",
+			(unsigned long long)(s->pinned + r->pinned) >> 20,
+			(unsigned long long)room >> 20, (unsigned long long)size >> 20,
+			(unsigned long long)(s->pinned + r->pinned - room + (1 << 20) - 1) >> 20);
+	for (uint32_t i = 0; i < r->n; i++) {
+		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
+			if (r->e[i].f[k])
+				r->e[i].f[k]->pinned = r->e[i].m->tier == 1;
+		}
+	}
+	return 0;
+}
+
+/* Bytes of disk that slots (i, role, block) and after still want. */
+static uint64_t still_needed(struct reg *r)
+{
+	struct cache *c = &r->s->e->c;
+	uint64_t sum = 0;
+
+	for (uint32_t i = r->i; i < r->n; i++) {
+		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
+			struct file *f = r->e[i].f[k];
+
+			for (uint32_t b = 0; f && b < file_nblocks(c, f); b++) {
+				struct slot *slot = file_slot(f, b);
+				unsigned int have =
+					slot ? slot->nspare + !extent_is_hole(&slot->live) : 0;
+
+				if (have < 2)
+					sum += (2 - have) *
+					       round_up_u64(file_content(c, f, b), MOMENT_UNIT);
+			}
+		}
+	}
+	return sum;
+}
+
+static void reply_done(struct reg *r);
+
+static void reg_fail(struct reg *r, int x)
+{
+	struct session *s = r->s;
+
+	undo(r);
+	if (session_busy_end(s))
+		session_error(s, r->msg, x, "%s", r->err);
+	reg_free(r);
+}
+
+/*
+ * Two passes over each file, so that the first places of all its blocks lie behind one another, and
+ * then the second places: a sweep then writes and reads long runs.
+ */
+static int reserve_file(struct reg *r, struct file *f)
+{
+	struct cache *c = &r->s->e->c;
+
+	for (; r->block < 2 * file_nblocks(c, f); r->block++) {
+		uint32_t n = r->block % file_nblocks(c, f);
+		bool second = r->block >= file_nblocks(c, f);
+		struct slot *slot = file_slot_make(c, f, n);
+		uint32_t len = (uint32_t)round_up_u64(file_content(c, f, n), MOMENT_UNIT);
+		int x;
+
+		if (!slot)
+			return -ENOMEM;
+		if (!second && (slot->nspare || !extent_is_hole(&slot->live))) {
+			slot->keep = true;
+			continue;
+		}
+		x = second ? slot_keep(c, f, slot, len) : slot_reserve(c, f, slot, len);
+		if (x == -EAGAIN) {
+			uint64_t need = still_needed(r);
+			struct pool_info pi;
+
+			/* Do not fill the host's disk with a pool that cannot hold it anyway. */
+			pool_get_info(c->pool, &pi);
+			if (need > pi.available && !commit_running(c) && !commit_frees_pending(c))
+				return -ENOSPC;
+			if (!c->grow_error)
+				space_grow(c, need);
+			x = space_wait(c, &r->w, len, false);
+			return x ? x : 1;
+		}
+		if (x)
+			return x;
+		slot->keep = true;
+	}
+	r->block = 0;
+	return 0;
+}
+
+static void reserve(struct waiter *w)
+{
+	struct reg *r = container_of(w, struct reg, w);
+	struct session *s = r->s;
+	struct cache *c = &s->e->c;
+
+	if (s->dead) {
+		reg_fail(r, -ECANCELED);
+		return;
+	}
+	for (; r->i < r->n; r->i++, r->role = 0) {
+		for (; r->role < MOMENT_ROLES; r->role++) {
+			struct entry *e = &r->e[r->i];
+			struct file *f = e->f[r->role];
+			int x;
+
+			if (!f)
+				continue;
+			if ((r->flags & MOMENT_REG_FRESH) && !e->made_file[r->role] && !r->block) {
+				if (make_fresh(r, f, file_bytes(e, r->role)))
+					return;
+				file_publish(c, f, true);
+			}
+			x = reserve_file(r, f);
+			if (x == 1)
+				return;
+			if (x) {
+				struct pool_info pi;
+				uint64_t need = still_needed(r);
+
+				pool_get_info(c->pool, &pi);
+				fail(r, x,
+				     "not enough disk space under %s for parameter %s and what follows: %llu bytes (%llu MiB) "
+				     "more are needed (state is kept twice), %llu (%llu MiB) are free%s; nothing was made",
+				     s->e->path, e->label, (unsigned long long)need,
+				     (unsigned long long)need >> 20,
+				     (unsigned long long)pi.available,
+				     (unsigned long long)pi.available >> 20,
+				     pi.limit ? " within size=" : "");
+				reg_fail(r, x);
+				return;
+			}
+		}
+	}
+	reply_done(r);
+}
+
+/* ---- the end ---- */
+
+static int take_handles(struct reg *r, struct moment_register_reply *m)
+{
+	struct session *s = r->s;
+
+	if (s->nparams + r->n > s->params_cap) {
+		uint32_t cap = (s->nparams + r->n) * 2;
+		struct param *v = realloc(s->params, cap * sizeof(*v));
+
+		if (!v)
+			return -ENOMEM;
+		s->params = v;
+		s->params_cap = cap;
+	}
+	if (s->nfiles + r->n * MOMENT_ROLES > s->files_cap) {
+		uint32_t cap = (s->nfiles + r->n * MOMENT_ROLES) * 2;
+		struct file **v = realloc(s->files, cap * sizeof(*v));
+
+		if (!v)
+			return -ENOMEM;
+		s->files = v;
+		s->files_cap = cap;
+	}
+	for (uint32_t i = 0; i < r->n; i++) {
+		struct entry *e = &r->e[i];
+		struct param *p = &s->params[s->nparams];
+
+		*p = (struct param){.dir = e->dir, .step = e->step, .next_step = STEP_NONE};
+		m->e[i].param = s->nparams++;
+		m->e[i].flags = e->made	     ? MOMENT_REG_CREATED
+				: e->adopted ? MOMENT_REG_ADOPTED
+					     : MOMENT_REG_FOUND;
+		m->e[i].step = e->step;
+		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
+			p->file[k] = UINT32_MAX;
+			if (e->f[k]) {
+				p->file[k] = s->nfiles;
+				if (!s->readonly)
+					e->f[k]->session = s;
+				s->files[s->nfiles++] = e->f[k];
+			}
+			m->e[i].file[k] = p->file[k];
+		}
+	}
+	return 0;
+}
+
+static void reply_done(struct reg *r)
+{
+	struct session *s = r->s;
+	struct cache *c = &s->e->c;
+	size_t len =
+		sizeof(struct moment_register_reply) + r->n * sizeof(struct moment_reg_reply_entry);
+	struct moment_register_reply *m = calloc(1, len);
+	struct pool_info pi;
+	int x = m ? 0 : fail(r, -ENOMEM, "register: out of memory");
+
+	/* A fresh state has new attributes; done last, so that a failure before leaves the old
+	 * ones. */
+	for (uint32_t i = 0; i < r->n && !x && (r->flags & MOMENT_REG_FRESH); i++) {
+		if (!r->e[i].made) {
+			r->e[i].step = 0;
+			x = set_attrs(r, &r->e[i]);
+		}
+	}
+	if (!x && take_handles(r, m))
+		x = fail(r, -ENOMEM, "register: out of memory");
+	if (x) {
+		free(m);
+		reg_fail(r, x);
+		return;
+	}
+	for (uint32_t i = 0; i < r->n && !s->readonly; i++) {
+		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
+			if (r->e[i].f[k])
+				s->reserved += 2 * round_up_u64(r->e[i].f[k]->size, MOMENT_UNIT);
+		}
+	}
+	s->pinned += r->pinned;
+	pool_get_info(c->pool, &pi);
+	m->n = r->n;
+	m->reserved = s->reserved;
+	m->free = pi.available;
+	if (session_busy_end(s))
+		session_reply(s, r->msg, m, len);
+	free(m);
+	reg_free(r);
+}
+
+static void reply_check(struct reg *r)
+{
+	size_t len =
+		sizeof(struct moment_register_reply) + r->n * sizeof(struct moment_reg_reply_entry);
+	struct moment_register_reply *m = calloc(1, len);
+	struct pool_info pi;
+
+	if (!m) {
+		session_error(r->s, r->msg, -ENOMEM, "register: out of memory");
+	} else {
+		pool_get_info(r->s->e->pool, &pi);
+		m->n = r->n;
+		m->reserved = r->s->reserved;
+		m->free = pi.available;
+		for (uint32_t i = 0; i < r->n; i++) {
+			m->e[i].param = UINT32_MAX;
+			m->e[i].flags = r->e[i].dir ? MOMENT_REG_FOUND : MOMENT_REG_CREATED;
+			m->e[i].step = r->e[i].step;
+			memset(m->e[i].file, 0xff, sizeof(m->e[i].file));
+		}
+		session_reply(r->s, r->msg, m, len);
+		free(m);
+	}
+	session_busy_end(r->s);
+	reg_free(r);
+}
+
+void session_register(struct session *s, const struct moment_msg *msg)
+{
+	const struct moment_register *m = (const struct moment_register *)msg;
+	struct reg *r = calloc(1, sizeof(*r));
+	size_t at = sizeof(*m);
+	int x = 0;
+
+	if (s->stepping || s->e->reverting) {
+		free(r);
+		session_error(s, msg, -EBUSY, "parameters can be registered only between steps");
+		return;
+	}
+	if (r) {
+		r->s = s;
+		r->w.wake = reserve;
+		list_init(&r->w.link);
+		r->msg = malloc(msg->len);
+		r->flags = m->flags;
+		r->n = m->n;
+		r->e = m->n <= MOMENT_MSG_MAX / sizeof(struct moment_reg_entry)
+			       ? calloc(m->n ? m->n : 1, sizeof(*r->e))
+			       : NULL;
+	}
+	if (!r || !r->msg || !r->e) {
+		if (r)
+			reg_free(r);
+		session_error(s, msg, -ENOMEM, "register: out of memory, or too many entries");
+		return;
+	}
+	memcpy(r->msg, msg, msg->len);
+	session_busy_begin(s);
+	for (uint32_t i = 0; i < r->n && !x; i++) {
+		x = parse_entry(r, &r->e[i], (const char *)r->msg + at, msg->len - at);
+		if (!x)
+			at += r->e[i].m->size;
+	}
+	if (!x)
+		x = check(r);
+	if (!x && (r->flags & MOMENT_REG_CHECK)) {
+		reply_check(r);
+		return;
+	}
+	if (!x)
+		x = make(r);
+	if (!x && !s->readonly)
+		x = check_pins(r);
+	if (x) {
+		reg_fail(r, x);
+		return;
+	}
+	if (s->readonly)
+		reply_done(r);
+	else
+		reserve(&r->w);
+}
+
+/* ---- leaving ---- */
+
+static void unregister_file(struct session *s, uint32_t handle)
+{
+	struct cache *c = &s->e->c;
+	struct file *f = s->files[handle];
+
+	if (!f)
+		return;
+	s->files[handle] = NULL;
+	if (s->readonly) {
+		ns_forget(c->ns, f->ino, 1);
+		return;
+	}
+	f->session = NULL;
+	f->pinned = false;
+	for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
+		struct slot *slot = file_slot(f, i);
+
+		if (!slot) {
+			i |= SLOT_CHUNK - 1;
+			continue;
+		}
+		if (slot->b)
+			slot->b->pinned = false;
+		/* Held: torn. A rollback lets it go. */
+		if (!f->held) {
+			slot->keep = false;
+			slot_trim(c, slot);
+		}
+	}
+	if (!f->held)
+		ns_unregister(c->ns, f->ino);
+	ns_forget(c->ns, f->ino, 1);
+}
+
+void session_unregister_all(struct session *s)
+{
+	for (uint32_t i = 0; i < s->nfiles; i++)
+		unregister_file(s, i);
+	s->nfiles = 0;
+	s->nparams = 0;
+}
+
+void session_reload_steps(struct session *s)
+{
+	char text[24];
+
+	for (uint32_t i = 0; i < s->nparams; i++) {
+		if (s->params[i].removed)
+			continue;
+		get_text(s->e->c.ns, s->params[i].dir, "user.moment.step", text, sizeof(text));
+		s->params[i].step = strtoull(text, NULL, 10);
+		s->params[i].next_step = STEP_NONE;
+	}
+}
+
+void session_remove(struct session *s, const struct moment_msg *msg)
+{
+	const struct moment_remove *m = (const struct moment_remove *)msg;
+	struct cache *c = &s->e->c;
+
+	if (msg->len != sizeof(*m) + (uint64_t)m->n * sizeof(m->param[0])) {
+		session_error(s, msg, -EPROTO, "remove: the message's length does not fit");
+		return;
+	}
+	if (s->stepping || s->nleases) {
+		session_error(s, msg, -EBUSY,
+			      "parameters can be removed only between steps, with no leases out");
+		return;
+	}
+	for (uint32_t i = 0; i < m->n; i++) {
+		if (m->param[i] >= s->nparams || s->params[m->param[i]].removed) {
+			session_error(s, msg, -EINVAL, "remove: no parameter %u", m->param[i]);
+			return;
+		}
+	}
+	for (uint32_t i = 0; i < m->n; i++) {
+		struct param *p = &s->params[m->param[i]];
+		struct ns_attr a;
+		char name[NS_NAME_MAX + 1];
+
+		if (p->removed)
+			continue;
+		p->removed = true;
+		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
+			if (p->file[k] == UINT32_MAX)
+				continue;
+			unregister_file(s, p->file[k]);
+			ns_unlink(c->ns, p->dir, role_name[k]);
+		}
+		if (!ns_getattr(c->ns, p->dir, &a) && !ns_path(c->ns, p->dir, name, sizeof(name)))
+			ns_rmdir(c->ns, NS_ROOT, name);
+	}
+	session_info_reply(s, msg);
+}
+
+/* ---- listing ---- */
+
+#define LIST_BATCH 64u
+
+struct lister {
+	uint64_t ino[LIST_BATCH], cookie[LIST_BATCH];
+	unsigned int n;
+};
+
+static bool list_one(void *arg, const char *name, const struct ns_attr *a, uint64_t cookie)
+{
+	struct lister *l = arg;
+
+	(void)name;
+	if (l->n == LIST_BATCH)
+		return false;
+	if (!S_ISDIR(a->mode))
+		return true;
+	l->ino[l->n] = a->ino;
+	l->cookie[l->n++] = cookie;
+	return true;
+}
+
+/* "[2,3]" -> shape; the number of dimensions. */
+static uint32_t parse_shape(const char *text, uint64_t *shape, uint64_t *numel)
+{
+	uint32_t n = 0;
+
+	*numel = 1;
+	for (const char *p = text; *p && n < MOMENT_NDIM_MAX;) {
+		if (*p >= '0' && *p <= '9') {
+			char *end;
+
+			shape[n] = strtoull(p, &end, 10);
+			*numel *= shape[n++];
+			p = end;
+		} else {
+			p++;
+		}
+	}
+	return n;
+}
+
+/* 0: not a parameter; else the entry's bytes, or SIZE_MAX: does not fit. */
+static size_t list_entry_put(struct ns *ns, uint64_t dir, char *out, size_t room)
+{
+	struct moment_list_entry le = {0};
+	uint64_t shape[MOMENT_NDIM_MAX];
+	char text[1500], *name = malloc(NS_XATTR_VALUE_MAX);
+	int64_t n = name ? ns_getxattr(ns, dir, "user.moment.name", name, NS_XATTR_VALUE_MAX) : -1;
+	size_t size;
+
+	if (n < 0) {
+		free(name);
+		return 0;
+	}
+	get_text(ns, dir, "user.moment.shape", text, sizeof(text));
+	le.e.ndim = parse_shape(text, shape, &le.e.numel);
+	get_text(ns, dir, "user.moment.step", text, sizeof(text));
+	le.step = strtoull(text, NULL, 10);
+	le.e.name_len = (uint32_t)n;
+	for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
+		struct ns_attr a;
+
+		le.e.dtype[k] = NO_DTYPE;
+		if (ns_peek(ns, dir, role_name[k], &a))
+			continue;
+		get_text(ns, a.ino, "user.moment.dtype", text, sizeof(text));
+		for (unsigned int d = 0; d < NDTYPES; d++) {
+			if (!strcmp(text, dtypes[d].name))
+				le.e.dtype[k] = (uint8_t)d;
+		}
+		get_text(ns, a.ino, "user.moment.tier", text, sizeof(text));
+		le.e.tier = !strcmp(text, "ram") ? 1 : !strcmp(text, "nvme") ? 2 : 0;
+	}
+	le.e.size = (uint32_t)round_up_u64(
+		sizeof(le.e) + le.e.ndim * sizeof(uint64_t) + le.e.name_len, 8);
+	size = sizeof(le) - sizeof(le.e) + le.e.size;
+	if (size > room) {
+		free(name);
+		return SIZE_MAX;
+	}
+	memset(out, 0, size);
+	memcpy(out, &le, sizeof(le));
+	memcpy(out + sizeof(le), shape, le.e.ndim * sizeof(uint64_t));
+	memcpy(out + sizeof(le) + le.e.ndim * sizeof(uint64_t), name, le.e.name_len);
+	free(name);
+	return size;
+}
+
+void session_list(struct session *s, const struct moment_msg *msg)
+{
+	const struct moment_list *m = (const struct moment_list *)msg;
+	struct ns *ns = s->e->c.ns;
+	struct lister l = {.n = 0};
+	struct moment_list_reply *out = calloc(1, MOMENT_MSG_MAX);
+	size_t at = sizeof(*out);
+	unsigned int i;
+
+	if (!out) {
+		session_error(s, msg, -ENOMEM, "list: out of memory");
+		return;
+	}
+	ns_readdir(ns, NS_ROOT, m->cookie, false, list_one, &l);
+	out->cookie = l.n == LIST_BATCH ? l.cookie[LIST_BATCH - 1] : 0;
+	for (i = 0; i < l.n; i++) {
+		size_t size = list_entry_put(ns, l.ino[i], (char *)out + at, MOMENT_MSG_MAX - at);
+
+		if (size == SIZE_MAX) {
+			if (out->n == 0) /* a name as long as a message: it cannot be told */
+				continue;
+			out->cookie = l.cookie[i - 1];
+			break;
+		}
+		if (size) {
+			out->n++;
+			at += size;
+		}
+	}
+	session_reply(s, msg, out, at);
+	free(out);
+}

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * session_step.c - steps, commits and rollbacks of a session.
+ *
+ * Loop thread only. From PRE_STEP to POST_STEP all files of the session are held: no commit takes
+ * them. POST_STEP is the boundary: the files are let go, the parameters' step counts become
+ * attributes, readers' caches are invalidated, and a commit that is due starts behind the reply.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/session.h"
+
+/* A COMMIT that waits: for the boundary (in session.commits), then for the commit. */
+struct commit_msg {
+	struct list link; /* in session.commits */
+	struct commit_wait w;
+	struct session *s;
+	struct moment_msg req;
+	bool reply;
+};
+
+void session_commit_free(struct list *l)
+{
+	free(list_entry(l, struct commit_msg, link));
+}
+
+static void commit_end(struct commit_wait *w, int res)
+{
+	struct commit_msg *m = container_of(w, struct commit_msg, w);
+	struct session *s = m->s;
+
+	if (session_busy_end(s) && m->reply) {
+		if (res)
+			session_error(
+				s, &m->req, res,
+				"the commit failed: %s; the state stays in memory and the next commit tries again "
+				"(momentctl status has the details)",
+				strerror(-res));
+		else
+			session_info_reply(s, &m->req);
+	}
+	free(m);
+}
+
+static void commit_begin(struct commit_msg *m)
+{
+	struct session *s = m->s;
+
+	session_busy_begin(s);
+	m->w.done = commit_end;
+	if (!m->reply)
+		session_info_reply(s, &m->req);
+	commit_request(&s->e->c, &m->w);
+}
+
+void session_commit(struct session *s, const struct moment_msg *msg)
+{
+	struct commit_msg *m = calloc(1, sizeof(*m));
+
+	if (!m) {
+		session_error(s, msg, -ENOMEM, "commit: out of memory");
+		return;
+	}
+	m->s = s;
+	m->req = *msg;
+	m->reply = msg->flags & MOMENT_COMMIT_WAIT;
+	list_init(&m->link);
+	list_init(&m->w.link);
+	if (s->stepping)
+		list_push_back(&s->commits, &m->link);
+	else
+		commit_begin(m);
+}
+
+/* ---- steps ---- */
+
+void session_pre_step(struct session *s, const struct moment_msg *msg)
+{
+	const struct moment_pre_step *m = (const struct moment_pre_step *)msg;
+	struct engine *e = s->e;
+	struct cache *c = &e->c;
+	struct commit_info ci;
+
+	if (e->open_step != STEP_NONE || e->reverting) {
+		session_error(s, msg, -EBUSY, "step %llu is open",
+			      (unsigned long long)e->open_step);
+		return;
+	}
+	commit_get_info(c, &ci);
+	if (c->error_blocks) {
+		session_error(
+			s, msg, ci.error ? ci.error : -EIO,
+			"%u blocks could not be written to %s and wait in memory: cure the drive (see momentctl "
+			"status), they are retried every second",
+			c->error_blocks, e->path);
+		return;
+	}
+	if (m->step == STEP_NONE) {
+		session_error(s, msg, -EINVAL, "not a step number");
+		return;
+	}
+	s->stepping = true;
+	s->step = e->open_step = m->step;
+	for (uint32_t i = 0; i < s->nfiles; i++) {
+		struct file *f = s->files[i];
+
+		if (!f)
+			continue;
+		f->held = true;
+		f->touched = false;
+		ns_hold(c->ns, f->ino, true);
+	}
+	for (uint32_t i = 0; i < s->nparams; i++)
+		s->params[i].next_step = STEP_NONE;
+	session_info_reply(s, msg);
+}
+
+void session_steps(struct session *s, const struct moment_msg *msg)
+{
+	const struct moment_steps *m = (const struct moment_steps *)msg;
+
+	if (msg->len != sizeof(*m) + (uint64_t)m->n * sizeof(m->p[0])) {
+		session_error(s, msg, -EPROTO, "steps: the message's length does not fit");
+		return;
+	}
+	if (!s->stepping) {
+		session_error(s, msg, -EPERM, "steps outside a step: call pre_step first");
+		return;
+	}
+	for (uint32_t i = 0; i < m->n; i++) {
+		if (m->p[i].param >= s->nparams || s->params[m->p[i].param].removed ||
+		    m->p[i].step == STEP_NONE) {
+			session_error(s, msg, -EINVAL, "steps: no parameter %u, or no step",
+				      m->p[i].param);
+			return;
+		}
+	}
+	for (uint32_t i = 0; i < m->n; i++)
+		s->params[m->p[i].param].next_step = m->p[i].step;
+	session_info_reply(s, msg);
+}
+
+struct boundary_msg {
+	struct session *s;
+	struct moment_msg req;
+};
+
+static void boundary_seen(void *arg)
+{
+	struct boundary_msg *b = arg;
+
+	if (session_busy_end(b->s))
+		session_info_reply(b->s, &b->req);
+	free(b);
+}
+
+static int set_step(struct session *s, struct param *p)
+{
+	struct ns *ns = s->e->c.ns;
+	char text[24];
+	struct ns_moment x = {.name = "user.moment.step", .value = text};
+	int r;
+
+	x.size = (size_t)snprintf(text, sizeof(text), "%llu", (unsigned long long)p->next_step);
+	r = ns_set_moment(ns, p->dir, &x, 1);
+	for (unsigned int k = 0; k < MOMENT_ROLES && !r; k++) {
+		if (p->file[k] != UINT32_MAX)
+			r = ns_set_moment(ns, s->files[p->file[k]]->ino, &x, 1);
+	}
+	p->step = p->next_step;
+	p->next_step = STEP_NONE;
+	return r;
+}
+
+void session_post_step(struct session *s, const struct moment_msg *msg)
+{
+	const struct moment_post_step *m = (const struct moment_post_step *)msg;
+	struct engine *e = s->e;
+	struct cache *c = &e->c;
+	struct boundary_msg *b;
+	uint64_t *inos;
+	size_t n = 0;
+	int r = 0;
+
+	if (!s->stepping || m->step != s->step) {
+		session_error(s, msg, -EINVAL, "step %llu is not open",
+			      (unsigned long long)m->step);
+		return;
+	}
+	if (s->nleases) {
+		session_error(s, msg, -EBUSY,
+			      "%llu leases are out: release them before the step ends",
+			      (unsigned long long)s->nleases);
+		return;
+	}
+	b = calloc(1, sizeof(*b));
+	inos = malloc((s->nfiles ? s->nfiles : 1) * sizeof(*inos));
+	if (!b || !inos) {
+		free(b);
+		free(inos);
+		session_error(s, msg, -ENOMEM, "post_step: out of memory; the step is still open");
+		return;
+	}
+	for (uint32_t i = 0; i < s->nparams && !r; i++) {
+		if (s->params[i].next_step != STEP_NONE && !s->params[i].removed)
+			r = set_step(s, &s->params[i]);
+	}
+	if (r) {
+		free(b);
+		free(inos);
+		session_error(s, msg, r, "post_step: a step count could not be noted: %s",
+			      strerror(-r));
+		return;
+	}
+	for (uint32_t i = 0; i < s->nfiles; i++) {
+		struct file *f = s->files[i];
+
+		if (!f)
+			continue;
+		f->held = false;
+		ns_hold(c->ns, f->ino, false);
+		if (f->touched) {
+			f->touched = false;
+			file_publish(c, f, true);
+			inos[n++] = f->ino;
+		}
+	}
+	s->stepping = false;
+	e->open_step = STEP_NONE;
+	commit_set_boundary(c, m->step);
+	if (list_empty(&s->commits) && (msg->flags & MOMENT_POST_COMMIT))
+		commit_start(c);
+	while (!list_empty(&s->commits)) {
+		struct commit_msg *cm = list_first(&s->commits, struct commit_msg, link);
+
+		list_remove(&cm->link);
+		commit_begin(cm);
+	}
+	commit_maybe(c);
+	b->s = s;
+	b->req = *msg;
+	session_busy_begin(s);
+	engine_invalidate(e, inos, n, boundary_seen, b);
+}
+
+/* ---- rollback ---- */
+
+static void rolled_back(void *arg, int res)
+{
+	struct boundary_msg *b = arg;
+	struct session *s = b->s;
+
+	if (session_busy_end(s)) {
+		s->stepping = false;
+		if (res)
+			session_error(s, &b->req, res, "rollback failed: %s", strerror(-res));
+		else {
+			session_reload_steps(s);
+			session_info_reply(s, &b->req);
+		}
+	}
+	free(b);
+}
+
+void session_rollback(struct session *s, const struct moment_msg *msg)
+{
+	struct engine *e = s->e;
+	struct cache *c = &e->c;
+	struct boundary_msg *b;
+
+	if (s->nleases || e->reverting) {
+		session_error(s, msg, -EBUSY, "%llu leases are out: release them before a rollback",
+			      (unsigned long long)s->nleases);
+		return;
+	}
+	b = calloc(1, sizeof(*b));
+	if (!b) {
+		session_error(s, msg, -ENOMEM, "rollback: out of memory");
+		return;
+	}
+	b->s = s;
+	b->req = *msg;
+	for (uint32_t i = 0; i < s->nfiles; i++) {
+		if (!s->files[i])
+			continue;
+		s->files[i]->held = true;
+		ns_hold(c->ns, s->files[i]->ino, true);
+	}
+	session_busy_begin(s);
+	engine_revert(e, false, rolled_back, b);
+}
