@@ -2,10 +2,11 @@
 /*
  * How fast the optimizer kernels are next to what the memory allows. tools/bench.d/kernels runs it.
  *
- * The measure is a plain loop over the same bytes (reads p, g, m, v; writes p, m, v), with a few cheap
- * operations an element, vectorised by the compiler. It runs in two ways, a contiguous part for each
- * thread and pieces claimed in turn, and the better one counts. All contenders of a line take turns, round by
- * round, on the same memory (huge pages where to be had, touched before); the medians are compared.
+ * The measure is a plain loop over the same bytes (reads p, g, m, v; writes p, m, v), with a few
+ * cheap operations an element, vectorised by the compiler. It runs in two ways, a contiguous part
+ * for each thread and pieces claimed in turn, and the better one counts. All contenders of a line
+ * take turns, round by round, on the same memory (huge pages where to be had, touched before); the
+ * medians are compared.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -18,7 +19,7 @@
 #include "adam/kernel.h"
 #include "adam/team.h"
 
-#define ROUNDS_MAX 101
+#define ROUNDS_MAX   101
 #define PLAIN_PIECES 256
 
 #ifdef __x86_64__
@@ -42,7 +43,7 @@ static double now(void)
 	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* --- the plain loops -------------------------------------------------------------------------------- */
+/* --- the plain loops --- */
 
 BEST_OF_CPU static void plain_f32(float *restrict p, const float *restrict g, float *restrict m,
 				  float *restrict v, size_t n)
@@ -103,13 +104,14 @@ static void plain_piece(void *arg, unsigned int piece)
 	if (len > mem->numel - at)
 		len = mem->numel - at;
 	if (mem->dtype == MOMENT_F32)
-		plain_f32((float *)mem->p + at, (const float *)mem->g + at, mem->m + at, mem->v + at, len);
+		plain_f32((float *)mem->p + at, (const float *)mem->g + at, mem->m + at,
+			  mem->v + at, len);
 	else
 		plain_bf16((uint16_t *)mem->p + at, (const uint16_t *)mem->g + at, mem->m + at,
 			   mem->v + at, len);
 }
 
-/* --- contenders ------------------------------------------------------------------------------------- */
+/* --- contenders --- */
 
 enum contender { PLAIN_PARTS, PLAIN_PIECEWISE, OURS, OURS_EXTRAS, CONTENDERS };
 
@@ -131,8 +133,8 @@ static void must(int err, const char *what)
 	}
 }
 
-static double run_one(enum contender who, const struct memory *mem, const struct kernel_level *level,
-		      int threads, uint64_t step)
+static double run_one(enum contender who, const struct memory *mem,
+		      const struct kernel_level *level, int threads, uint64_t step)
 {
 	struct moment_slice slice = {
 		.p = mem->p,
@@ -151,7 +153,8 @@ static double run_one(enum contender who, const struct memory *mem, const struct
 		team_run(threads, plain_piece, &plain, plain.pieces);
 	else
 		must(kernel_update(level, &adamw, step, &slice, threads,
-				   who == OURS_EXTRAS ? &extras : NULL), "update");
+				   who == OURS_EXTRAS ? &extras : NULL),
+		     "update");
 	return now() - start;
 }
 
@@ -168,24 +171,28 @@ static double median(double *t, int n)
 	return t[n / 2];
 }
 
-/* --- memory ----------------------------------------------------------------------------------------- */
+/* --- memory --- */
 
 static void *take(size_t bytes)
 {
 	size_t huge = 2u << 20, len = (bytes + huge - 1) / huge * huge;
-	char *raw = mmap(NULL, len + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *raw =
+		mmap(NULL, len + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char *at;
 
 	if (raw == MAP_FAILED) {
-		fprintf(stderr, "bench-kernels: cannot map %zu MiB: use a smaller --numel\n", bytes >> 20);
+		fprintf(stderr, "bench-kernels: cannot map %zu MiB: use a smaller --numel\n",
+			bytes >> 20);
 		exit(1);
 	}
 	at = raw + (huge - (uintptr_t)raw % huge) % huge;
-	madvise(at, len, MADV_HUGEPAGE); /* without them the figures are lower for all contenders alike */
+	/* Where there are none the figures are lower, for all contenders alike. */
+	madvise(at, len, MADV_HUGEPAGE);
 	return at;
 }
 
-/* Gradients of about 1 with all kinds of fractions; no contender meets subnormals in the time it runs. */
+/* Gradients of about 1 with all kinds of fractions; no contender meets subnormals in the time it
+ * runs. */
 static void fill(struct memory *mem)
 {
 	uint32_t x = 12345;
@@ -211,18 +218,20 @@ static void get_memory(struct memory *mem, size_t numel, uint32_t dtype)
 {
 	size_t size = dtype == MOMENT_F32 ? 4 : 2;
 
-	*mem = (struct memory){numel, dtype, take(numel * size), take(numel * size), take(numel * 4),
-			       take(numel * 4)};
+	*mem = (struct memory){
+		numel,		 dtype,		 take(numel * size), take(numel * size),
+		take(numel * 4), take(numel * 4)};
 	fill(mem);
 }
 
-/* --- reports ---------------------------------------------------------------------------------------- */
+/* --- reports --- */
 
-static void compare(const struct memory *mem, const struct kernel_level *level, int threads, int rounds,
-		    bool json)
+static void compare(const struct memory *mem, const struct kernel_level *level, int threads,
+		    int rounds, bool json)
 {
 	static double t[CONTENDERS][ROUNDS_MAX], ratio[ROUNDS_MAX], cost[ROUNDS_MAX];
-	double best, plain, ours, bytes = (mem->dtype == MOMENT_F32 ? 28.0 : 22.0) * (double)mem->numel;
+	double best, plain, ours,
+		bytes = (mem->dtype == MOMENT_F32 ? 28.0 : 22.0) * (double)mem->numel;
 	const char *type = mem->dtype == MOMENT_F32 ? "fp32" : "bf16";
 
 	for (int who = 0; who < CONTENDERS; who++)
@@ -235,7 +244,8 @@ static void compare(const struct memory *mem, const struct kernel_level *level, 
 			t[turn][r] = run_one(turn, mem, level, threads, (uint64_t)r + 2);
 		}
 	for (int r = 0; r < rounds; r++) {
-		best = t[PLAIN_PARTS][r] < t[PLAIN_PIECEWISE][r] ? t[PLAIN_PARTS][r] : t[PLAIN_PIECEWISE][r];
+		best = t[PLAIN_PARTS][r] < t[PLAIN_PIECEWISE][r] ? t[PLAIN_PARTS][r]
+								 : t[PLAIN_PIECEWISE][r];
 		ratio[r] = best / t[OURS][r];
 		cost[r] = t[OURS_EXTRAS][r] / t[OURS][r];
 	}
@@ -247,12 +257,12 @@ static void compare(const struct memory *mem, const struct kernel_level *level, 
 		printf("{\"types\": \"%s\", \"level\": \"%s\", \"threads\": %d, \"numel\": %zu, "
 		       "\"params_per_s\": %.4g, \"bytes_per_s\": %.4g, \"plain_params_per_s\": %.4g, "
 		       "\"of_plain\": %.4f, \"of_plain_by_round\": %.4f, \"extras_cost\": %.4f}\n",
-		       type, level->name, threads, mem->numel, (double)mem->numel / ours, bytes / ours,
-		       (double)mem->numel / plain, plain / ours, median(ratio, rounds),
-		       median(cost, rounds) - 1);
+		       type, level->name, threads, mem->numel, (double)mem->numel / ours,
+		       bytes / ours, (double)mem->numel / plain, plain / ours,
+		       median(ratio, rounds), median(cost, rounds) - 1);
 	else
-		printf("%-5s %-12s %7d %11.0f %8.1f %11.0f %9.3f %9.3f %+8.1f%%\n", type, level->name, threads,
-		       (double)mem->numel / ours * 1e-6, bytes / ours * 1e-9,
+		printf("%-5s %-12s %7d %11.0f %8.1f %11.0f %9.3f %9.3f %+8.1f%%\n", type,
+		       level->name, threads, (double)mem->numel / ours * 1e-6, bytes / ours * 1e-9,
 		       (double)mem->numel / plain * 1e-6, plain / ours, median(ratio, rounds),
 		       100 * (median(cost, rounds) - 1));
 	fflush(stdout);
@@ -282,29 +292,33 @@ static void decay(const struct kernel_level *level, size_t numel, int threads, b
 		printf("{\"decay\": \"%s\", \"threads\": %d, \"numel\": %zu, \"late_over_early\": %.4f}\n",
 		       level->name, threads, numel, late / early);
 	else
-		printf("decay %-12s %7d   steps 851-950 take %.2f of steps 1-10 (%zu elements, gradient 1 once, then 0)\n",
+		printf("decay %-12s %7d   steps 851-950 take %.2f of steps 1-10 "
+		       "(%zu elements, gradient 1 once, then 0)\n",
 		       level->name, threads, late / early, numel);
 	fflush(stdout);
 }
 
 static void usage(FILE *to)
 {
-	fprintf(to, "usage: bench-kernels [--numel N] [--rounds N] [--threads N] [--all-levels] [--no-decay] [--json]\n"
-		    "  --numel N      elements a parameter has (default 33554432)\n"
-		    "  --rounds N     turns each contender gets, at most %d (default 21)\n"
-		    "  --threads N    what \"all threads\" means (default: the affinity mask)\n"
-		    "  --all-levels   every instruction set this CPU has, not only the one in use\n"
-		    "  --no-decay     leave out the time of steps on moments that decayed to nothing\n"
-		    "  --json         one JSON object a line\n", ROUNDS_MAX);
+	fprintf(to,
+		"usage: bench-kernels [--numel N] [--rounds N] [--threads N] [--all-levels]\n"
+		"                     [--no-decay] [--json]\n"
+		"  --numel N      elements a parameter has (default 33554432)\n"
+		"  --rounds N     turns each contender gets, at most %d (default 21)\n"
+		"  --threads N    what \"all threads\" means (default: the affinity mask)\n"
+		"  --all-levels   every instruction set this CPU has, not only the one in use\n"
+		"  --no-decay     leave out the time of steps on moments that decayed to nothing\n"
+		"  --json         one JSON object a line\n",
+		ROUNDS_MAX);
 }
 
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {
-		{"numel", required_argument, NULL, 'n'},    {"rounds", required_argument, NULL, 'r'},
-		{"threads", required_argument, NULL, 't'},  {"all-levels", no_argument, NULL, 'a'},
-		{"no-decay", no_argument, NULL, 'd'},	    {"json", no_argument, NULL, 'j'},
-		{"help", no_argument, NULL, 'h'},	    {NULL, 0, NULL, 0},
+		{"numel", required_argument, NULL, 'n'},   {"rounds", required_argument, NULL, 'r'},
+		{"threads", required_argument, NULL, 't'}, {"all-levels", no_argument, NULL, 'a'},
+		{"no-decay", no_argument, NULL, 'd'},	   {"json", no_argument, NULL, 'j'},
+		{"help", no_argument, NULL, 'h'},	   {NULL, 0, NULL, 0},
 	};
 	size_t numel = 32u << 20;
 	int rounds = 21, threads = team_default_size(), opt;

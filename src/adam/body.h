@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The arithmetic of all optimizers, once. Each instruction set's file defines a vector of VW floats (1, 8
- * or 16) and the operations on it, then includes this, and gets its kernels.
+ * The arithmetic of all optimizers, once. Each instruction set's file defines a vector of VW floats
+ * (1, 8 or 16) and the operations on it, then includes this, and gets its kernels.
  *
  * An instruction set gives
  *	vf, vf_mask	a vector of VW floats; what a comparison of two gives
@@ -12,9 +12,10 @@
  *	v_keep(x, n)	x with all lanes from n on made +0
  *	v_found(x)	MOMENT_FOUND_ bits
  *	vd_zero vd_add_square(sum, x) vd_store
- * Each is one correctly rounded IEEE operation or moves bits, so any two sets agree; only NaN payloads
- * differ, and those are made one at the stores. Types and options are looked at once for each block: the branches are the
- * same all through a call and cost nothing next to a division, and so there is one copy for all of them.
+ * Each is one correctly rounded IEEE operation or moves bits, so any two sets agree; only NaN
+ * payloads differ, and those are made one at the stores. Types and options are looked at once for
+ * each block: the branches are the same all through a call and cost nothing next to a division, and
+ * so there is one copy for all of them.
  */
 #include <string.h>
 
@@ -53,7 +54,8 @@ ALWAYS_INLINE vf one_nan(vf x)
 	return v_select(v_unordered(x, x), v_set1(__builtin_nanf("")), x);
 }
 
-/* max that keeps a NaN on either side; + 0 so that a subnormal which was stored there becomes zero. */
+/* max that keeps a NaN on either side; + 0 so that a subnormal which was stored there becomes zero.
+ */
 ALWAYS_INLINE vf max_nan(vf old, vf x)
 {
 	vf max = v_select(v_gt(x, old), x, old);
@@ -72,7 +74,8 @@ ALWAYS_INLINE vf sign(vf x)
 	return v_select(v_unordered(x, x), x, s);
 }
 
-/* Adds the squares of x to a sum; of its first lanes only where fewer than VW of n are left at `from`. */
+/* Adds the squares of x to a sum; of its first lanes only where fewer than VW of n are left at
+ * `from`. */
 ALWAYS_INLINE void add_square(struct vd *sum, vf x, size_t from, size_t n)
 {
 	if (n < from + VW)
@@ -80,13 +83,14 @@ ALWAYS_INLINE void add_square(struct vd *sum, vf x, size_t from, size_t n)
 	*sum = vd_add_square(*sum, x);
 }
 
-/* One block: n of its KERNEL_BLOCK elements are real, the others are padding that no sum may see. */
+/* One block: n of its KERNEL_BLOCK elements are real, the others are padding that no sum may see.
+ */
 ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kernel_args *a,
 				const struct arrays *q, size_t at, size_t n, int kind, bool want,
 				struct vd sums[KERNEL_SUMS][KERNEL_BLOCK / VW], uint32_t *found)
 {
-	const bool has_m = kind == MOMENT_ADAM || kind == MOMENT_LION ||
-			   (kind == MOMENT_SGD && q->m);
+	const bool has_m =
+		kind == MOMENT_ADAM || kind == MOMENT_LION || (kind == MOMENT_SGD && q->m);
 	const bool has_v = kind == MOMENT_ADAM || kind == MOMENT_ADAGRAD;
 
 #pragma GCC unroll 2
@@ -162,18 +166,18 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 }
 
 /* Copies the n < KERNEL_BLOCK elements at `at` into a block padded with zeros, or back. */
-#define BOUNCE_IN(name, size)                                                                      \
-	do {                                                                                       \
-		if (all->name) {                                                                   \
-			memset(name, 0, sizeof(name));                                             \
-			memcpy(name, all->name + (size) * at, (size) * n);                         \
-			q.name = name;                                                             \
-		}                                                                                  \
+#define BOUNCE_IN(name, size) \
+	do { \
+		if (all->name) { \
+			memset(name, 0, sizeof(name)); \
+			memcpy(name, all->name + (size)*at, (size)*n); \
+			q.name = name; \
+		} \
 	} while (0)
-#define BOUNCE_OUT(name, size)                                                                     \
-	do {                                                                                       \
-		if (all->name)                                                                     \
-			memcpy(all->name + (size) * at, name, (size) * n);                         \
+#define BOUNCE_OUT(name, size) \
+	do { \
+		if (all->name) \
+			memcpy(all->name + (size)*at, name, (size)*n); \
 	} while (0)
 
 ALWAYS_INLINE void update_tail(const struct kernel_consts *c, const struct kernel_args *a,
@@ -215,7 +219,8 @@ static double sum_lanes(const struct vd sum[KERNEL_BLOCK / VW])
 ALWAYS_INLINE void update(const struct kernel_args *a, size_t begin, size_t end,
 			  struct kernel_sums *out, int kind, bool want)
 {
-	/* Copies on the stack: a store to an array cannot change them, as far as the compiler is concerned. */
+	/* Copies on the stack: a store to an array cannot change them, as far as the compiler is
+	 * concerned. */
 	const struct kernel_consts c = a->c;
 	const struct arrays q = {
 		.p = a->p,
@@ -243,14 +248,14 @@ ALWAYS_INLINE void update(const struct kernel_args *a, size_t begin, size_t end,
 	out->found = found;
 }
 
-#define KERNEL(name, kind)                                                                         \
-	static void name(const struct kernel_args *a, size_t begin, size_t end,                    \
-			 struct kernel_sums *sums)                                                 \
-	{                                                                                          \
-		if (a->want)                                                                       \
-			update(a, begin, end, sums, kind, true);                                   \
-		else                                                                               \
-			update(a, begin, end, sums, kind, false);                                  \
+#define KERNEL(name, kind) \
+	static void name(const struct kernel_args *a, size_t begin, size_t end, \
+			 struct kernel_sums *sums) \
+	{ \
+		if (a->want) \
+			update(a, begin, end, sums, kind, true); \
+		else \
+			update(a, begin, end, sums, kind, false); \
 	}
 
 KERNEL(update_adam, MOMENT_ADAM)
@@ -259,8 +264,8 @@ KERNEL(update_adagrad, MOMENT_ADAGRAD)
 KERNEL(update_sgd, MOMENT_SGD)
 
 /* The file that includes this names its table. */
-#define KERNEL_TABLE                                                                               \
-	{                                                                                          \
-		[MOMENT_ADAM] = update_adam, [MOMENT_LION] = update_lion,                          \
-		[MOMENT_ADAGRAD] = update_adagrad, [MOMENT_SGD] = update_sgd,                      \
+#define KERNEL_TABLE \
+	{ \
+		[MOMENT_ADAM] = update_adam, [MOMENT_LION] = update_lion, \
+		[MOMENT_ADAGRAD] = update_adagrad, [MOMENT_SGD] = update_sgd, \
 	}

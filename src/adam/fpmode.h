@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The floating-point mode that kernels run in, one for each thread: round to nearest, no traps, subnormal inputs
- * and results are zero. enter() gives what leave() needs to put the caller's mode back, its exception
- * flags included.
+ * The floating-point mode that kernels run in, one for each thread: round to nearest, no traps,
+ * subnormal inputs and results are zero. enter() gives what leave() needs to put the caller's mode
+ * back, its exception flags included.
  *
- * The compiler does not know that arithmetic depends on the mode, so nothing inlined may compute between
- * the two: callers only make calls through function pointers or to noinline functions there.
+ * The compiler does not know that arithmetic depends on the mode, so nothing inlined may compute
+ * between the two: callers only make calls through function pointers or to noinline functions
+ * there.
  */
 #ifndef ADAM_FPMODE_H
 #define ADAM_FPMODE_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between the parts of src/adam: what kernels.c prepares, what an instruction set's kernels do with it, and
- * the table of instruction sets.
+ * Between the parts of src/adam: what kernels.c prepares, what an instruction set's kernels do with
+ * it, and the table of instruction sets.
  */
 #ifndef ADAM_KERNEL_H
 #define ADAM_KERNEL_H
@@ -15,15 +15,17 @@
 #define KERNEL_KINDS 4
 
 /*
- * A block is what the arithmetic is written for: 16 elements, one AVX-512 vector, two of AVX2. Sums are kept
- * in 16 lanes at every level, so that they add up in the same order.
+ * A block is what the arithmetic is written for: 16 elements, one AVX-512 vector, two of AVX2. Sums
+ * are kept in 16 lanes at every level, so that they add up in the same order.
  */
 #define KERNEL_BLOCK 16
 
 /* Hyperparameters, made ready: everything that is the same for all elements, rounded to fp32. */
 struct kernel_consts {
-	float g_mul; /* gradients are multiplied by this, an exact power of two with the sign of maximize ... */
-	float g_div; /* ... or divided by this, where the scale is no power of two: then divide is set */
+	float g_mul; /* gradients are multiplied by this, an exact power of two with the sign of
+			maximize ... */
+	float g_div; /* ... or divided by this, where the scale is no power of two: then divide is
+			set */
 	float decay_l2;
 	float decay_p; /* lr * weight_decay */
 	float beta1, one_beta1;
@@ -56,10 +58,11 @@ struct kernel_sums {
 };
 
 /*
- * Updates the elements [begin, end) of one optimizer kind; begin is a multiple of KERNEL_BLOCK. Runs in
- * the floating-point mode of fpmode.h. sums is written where a->want.
+ * Updates the elements [begin, end) of one optimizer kind; begin is a multiple of KERNEL_BLOCK.
+ * Runs in the floating-point mode of fpmode.h. sums is written where a->want.
  */
-typedef void kernel_fn(const struct kernel_args *a, size_t begin, size_t end, struct kernel_sums *sums);
+typedef void kernel_fn(const struct kernel_args *a, size_t begin, size_t end,
+		       struct kernel_sums *sums);
 
 struct kernel_level {
 	const char *name;
@@ -72,7 +75,8 @@ extern kernel_fn *const kernels_avx2[KERNEL_KINDS];
 extern kernel_fn *const kernels_avx512[KERNEL_KINDS];
 extern kernel_fn *const kernels_avx512_bf16[KERNEL_KINDS];
 
-/* All levels that were built, the best first, ended by one without a name; scalar is always there. */
+/* All levels that were built, the best first, ended by one without a name; scalar is always there.
+ */
 extern const struct kernel_level kernel_levels[];
 
 /* The best usable level that is not above `limit`, a level's name or NULL for no limit. */

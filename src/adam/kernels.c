@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The public entry to the kernels: checks what is asked, prepares the constants, cuts the slice in pieces
- * and has them done on one or more threads, each in the kernels' own floating-point mode.
+ * The public entry to the kernels: checks what is asked, prepares the constants, cuts the slice in
+ * pieces and has them done on one or more threads, each in the kernels' own floating-point mode.
  *
- * Pieces depend on the slice's length only, never on the number of threads, and their sums are added up in
- * order: that is what makes the extras the same for any number of threads.
+ * Pieces depend on the slice's length only, never on the number of threads, and their sums are
+ * added up in order: that is what makes the extras the same for any number of threads.
  */
 #include <errno.h>
 #include <float.h>
@@ -20,8 +20,9 @@
 #define PIECE_MIN  16384
 #define PIECES_MAX 256
 
-#define ALL_FLAGS                                                                                  \
-	(MOMENT_DECOUPLED | MOMENT_BIAS_CORRECTION | MOMENT_MAXIMIZE | MOMENT_AMSGRAD | MOMENT_NESTEROV)
+#define ALL_FLAGS \
+	(MOMENT_DECOUPLED | MOMENT_BIAS_CORRECTION | MOMENT_MAXIMIZE | MOMENT_AMSGRAD | \
+	 MOMENT_NESTEROV)
 
 static const uint32_t kind_flags[KERNEL_KINDS] = {
 	[MOMENT_ADAM] = ALL_FLAGS & ~MOMENT_NESTEROV,
@@ -70,7 +71,8 @@ static bool slice_valid(const struct moment_optim *o, const struct moment_slice 
 		       (o->kind == MOMENT_SGD && o->beta1 != 0);
 	bool needs_v = o->kind == MOMENT_ADAM || o->kind == MOMENT_ADAGRAD;
 
-	if (s->p_dtype > MOMENT_F16 || s->g_dtype > MOMENT_F16 || (s->master && s->p_dtype == MOMENT_F32))
+	if (s->p_dtype > MOMENT_F16 || s->g_dtype > MOMENT_F16 ||
+	    (s->master && s->p_dtype == MOMENT_F32))
 		return false;
 	if (s->numel == 0)
 		return true;
@@ -79,8 +81,9 @@ static bool slice_valid(const struct moment_optim *o, const struct moment_slice 
 }
 
 /*
- * base^n by squaring, not pow(): that gives other last bits on other machines, even in two CPUs' versions of one libm.
- * The error grows with n to some n * 2^-53 of a value that shrinks with it: far below fp32 always.
+ * base^n by squaring, not pow(): that gives other last bits on other machines, even in two CPUs'
+ * versions of one libm. The error grows with n to some n * 2^-53 of a value that shrinks with it:
+ * far below fp32 always.
  */
 static double power(double base, uint64_t n)
 {
@@ -223,14 +226,13 @@ static const struct kernel_level *level_in_use(void)
 	return level;
 }
 
-__attribute__((visibility("default"))) int
-moment_update(const struct moment_optim *optim, uint64_t step, const struct moment_slice *slice,
-	      int nthreads, struct moment_extras *extras)
+int moment_update(const struct moment_optim *optim, uint64_t step, const struct moment_slice *slice,
+		  int nthreads, struct moment_extras *extras)
 {
 	return kernel_update(level_in_use(), optim, step, slice, nthreads, extras);
 }
 
-__attribute__((visibility("default"))) const char *moment_simd_level(void)
+const char *moment_simd_level(void)
 {
 	return level_in_use()->name;
 }

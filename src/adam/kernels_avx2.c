@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels for AVX2, FMA and F16C: CPUs since 2013. Compiled with those flags; nothing here runs before
- * the dispatch has seen that the CPU has them.
+ * The kernels for AVX2, FMA and F16C: CPUs since 2013. Compiled with those flags; nothing here runs
+ * before the dispatch has seen that the CPU has them.
  */
 #include <immintrin.h>
 
@@ -46,8 +46,8 @@ static inline void v_store_bf16(void *to, vf x)
 
 	u = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
 	u = _mm256_srli_epi32(u, 16);
-	_mm_storeu_si128(to, _mm_packus_epi32(_mm256_castsi256_si128(u),
-					      _mm256_extracti128_si256(u, 1)));
+	_mm_storeu_si128(
+		to, _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1)));
 }
 
 static inline vf v_load_f16(const void *from)
@@ -114,7 +114,8 @@ static inline vf v_keep(vf x, size_t n)
 {
 	__m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
 
-	return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane)));
+	return _mm256_and_ps(
+		x, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane)));
 }
 
 static inline uint32_t v_found(vf x)
@@ -126,7 +127,9 @@ static inline uint32_t v_found(vf x)
 
 	if (__builtin_expect(_mm256_testz_ps(either, either), 1))
 		return 0;
-	return (_mm256_movemask_ps(_mm256_cmp_ps(magnitude, infinity, _CMP_EQ_OQ)) ? MOMENT_FOUND_INF : 0) |
+	return (_mm256_movemask_ps(_mm256_cmp_ps(magnitude, infinity, _CMP_EQ_OQ))
+			? MOMENT_FOUND_INF
+			: 0) |
 	       (_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) ? MOMENT_FOUND_NAN : 0);
 }
 

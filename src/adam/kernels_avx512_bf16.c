@@ -7,8 +7,9 @@
 #endif
 
 /*
- * Rounds to nearest even whatever MXCSR says, and takes subnormals for zero: what is stored is never
- * one. A NaN keeps its upper bits, which for the one that is stored gives 0x7fc0, as at the other levels.
+ * Rounds to nearest even whatever MXCSR says, and takes subnormals for zero: what is stored is
+ * never one. A NaN keeps its upper bits, which for the one that is stored gives 0x7fc0, as at the
+ * other levels.
  */
 static inline void v_store_bf16(void *to, vf x)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels in plain C: the reference for all others, and what other CPUs run. Conversions are done on
- * the bits, for no machine's conversion instructions or floating-point mode to matter.
+ * The kernels in plain C: the reference for all others, and what other CPUs run. Conversions are
+ * done on the bits, for no machine's conversion instructions or floating-point mode to matter.
  */
 #include <float.h>
 #include <math.h>
@@ -65,7 +65,8 @@ static inline vf v_load_bf16(const void *from)
 	return of_bits((uint32_t)load16(from) << 16);
 }
 
-/* Adds just under half of the last place that stays, and the half itself where that place is odd. */
+/* Adds just under half of the last place that stays, and the half itself where that place is odd.
+ */
 static inline void v_store_bf16(void *to, vf x)
 {
 	uint32_t u = bits_of(x);
@@ -86,7 +87,8 @@ static inline vf v_load_f16(const void *from)
 	if (magnitude == 0)
 		return of_bits(sign);
 	shift = __builtin_clz(magnitude) - 21; /* a subnormal: move its first 1 to bit 10 */
-	return of_bits(sign | ((uint32_t)(127 - 15 + 1 - shift) << 23) | (magnitude << shift & 0x3ff) << 13);
+	return of_bits(sign | ((uint32_t)(127 - 15 + 1 - shift) << 23) |
+		       (magnitude << shift & 0x3ff) << 13);
 }
 
 static inline void v_store_f16(void *to, vf x)
@@ -98,7 +100,8 @@ static inline void v_store_f16(void *to, vf x)
 		h = 0x7e00;
 	} else if (magnitude >= 0x477ff000) { /* from 65520 up it rounds to infinity */
 		h = 0x7c00;
-	} else if (magnitude >= 0x38800000) { /* from 2^-14: normal; a carry out of the fraction is right */
+	} else if (magnitude >=
+		   0x38800000) { /* from 2^-14: normal; a carry out of the fraction is right */
 		h = (magnitude - ((127 - 15) << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
 	} else if (magnitude >= 0x33000000) { /* from 2^-25: a subnormal, or rounds to one */
 		unsigned int drop = 126 - (magnitude >> 23);

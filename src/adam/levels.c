@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which instruction set to use: a const table, the best first, and what each needs of the CPU. This file
- * runs on any CPU, so it must not be compiled for a better one than the oldest.
+ * Which instruction set to use: a const table, the best first, and what each needs of the CPU. This
+ * file runs on any CPU, so it must not be compiled for a better one than the oldest.
  */
 #include <string.h>
 
 #include "adam/kernel.h"
 
 #ifdef __AVX__
-#error "levels.c asks what the CPU can do and must not assume AVX itself: no -march=native or -mavx in CFLAGS"
+#error "levels.c runs on any CPU to ask what it can do: build without -march=native or -mavx"
 #endif
 
 static bool always(void)
@@ -20,7 +20,8 @@ static bool always(void)
 
 #include <cpuid.h>
 
-/* These also see whether the system saves the registers; f16c, which compilers may not know, needs the same ones. */
+/* These also see whether the system saves the registers; f16c, which compilers may not know, needs
+ * the same ones. */
 static bool has_avx2(void)
 {
 	unsigned int a, b, c, d;
@@ -31,8 +32,9 @@ static bool has_avx2(void)
 
 static bool has_avx512(void)
 {
-	return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-	       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+	return has_avx2() && __builtin_cpu_supports("avx512f") &&
+	       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+	       __builtin_cpu_supports("avx512vl");
 }
 
 static bool has_avx512_bf16(void)

@@ -2,21 +2,23 @@
 /*
  * A small team of helper threads for one loop at a time.
  *
- * Why not OpenMP: libgomp's threads spin for milliseconds after each parallel region. Updates come one
- * block at a time, a fraction of a millisecond each, so they would spin all through a step, on the cores that
- * the caller's own pool, the I/O threads and the hashing want, and nothing in OpenMP's interface turns that off
- * for one library (OMP_WAIT_POLICY is the whole process's and read at load). A region also ends in a barrier
- * for threads that came too late to be of use, hangs in a forked child, and is opaque to ThreadSanitizer.
+ * Why not OpenMP: libgomp's threads spin for milliseconds after each parallel region. Updates come
+ * one block at a time, a fraction of a millisecond each, so they would spin all through a step, on
+ * the cores that the caller's own pool, the I/O threads and the hashing want, and nothing in
+ * OpenMP's interface turns that off for one library (OMP_WAIT_POLICY is the whole process's and
+ * read at load). A region also ends in a barrier for threads that came too late to be of use, hangs
+ * in a forked child, and is opaque to ThreadSanitizer.
  *
- * How: the caller posts a job under the lock, wakes helpers and begins at once. Pieces are claimed by an atomic
- * counter. A helper joins a job under the lock while it is posted; the caller, when no piece is left, takes
- * the job back under the lock and waits only for helpers that have joined. One that wakes up later finds no job
- * and sleeps on. So a wake-up that takes long costs help, never time.
+ * How: the caller posts a job under the lock, wakes helpers and begins at once. Pieces are claimed
+ * by an atomic counter. A helper joins a job under the lock while it is posted; the caller, when no
+ * piece is left, takes the job back under the lock and waits only for helpers that have joined. One
+ * that wakes up later finds no job and sleeps on. So a wake-up that takes long costs help, never
+ * time.
  *
- * Owners: everything in `team` is under team.lock, except job->next. The job is on the caller's stack and
- * not touched by helpers after they have left it. team.busy is the one caller's claim on the helpers.
- * Helpers live until the library is unloaded or the process exits. fork() runs with the lock held, and the
- * child starts with no helpers.
+ * Owners: everything in `team` is under team.lock, except job->next. The job is on the caller's
+ * stack and not touched by helpers after they have left it. team.busy is the one caller's claim on
+ * the helpers. Helpers live until the library is unloaded or the process exits. fork() runs with
+ * the lock held, and the child starts with no helpers.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -41,7 +43,7 @@ static struct {
 	pthread_cond_t work; /* a job was posted, or stop */
 	pthread_cond_t idle; /* the last helper left a job */
 	struct job *job;
-	int wanted; /* how many more helpers may join the job */
+	int wanted;  /* how many more helpers may join the job */
 	int working; /* how many are in it */
 	int helpers;
 	bool busy, stop, fork_handled;
@@ -56,8 +58,10 @@ static void run_pieces(struct job *job)
 {
 	unsigned int piece;
 
-	/* Relaxed: what pieces write is published by the lock, taken when a thread leaves the job. */
-	while ((piece = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed)) < job->pieces)
+	/* Relaxed: what pieces write is published by the lock, taken when a thread leaves the job.
+	 */
+	while ((piece = atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed)) <
+	       job->pieces)
 		job->fn(job->arg, piece);
 }
 
@@ -94,7 +98,8 @@ static void fork_parent(void)
 	pthread_mutex_unlock(&team.lock);
 }
 
-/* Only the thread that forked is here. It was not in a job: it holds the lock, which no job's code takes. */
+/* Only the thread that forked is here. It was not in a job: it holds the lock, which no job's code
+ * takes. */
 static void fork_child(void)
 {
 	pthread_mutex_init(&team.lock, NULL);
@@ -105,7 +110,8 @@ static void fork_child(void)
 	team.busy = team.stop = false;
 }
 
-/* As many helpers as wanted, or as can be had. A helper takes no signals: they are the caller's business. */
+/* As many helpers as wanted, or as can be had. A helper takes no signals: they are the caller's
+ * business. */
 static void start_helpers_locked(int count)
 {
 	sigset_t all, saved;
@@ -119,12 +125,14 @@ static void start_helpers_locked(int count)
 	team.fork_handled = true;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &saved);
-	while (team.helpers < count && pthread_create(&team.thread[team.helpers], NULL, helper, NULL) == 0)
+	while (team.helpers < count &&
+	       pthread_create(&team.thread[team.helpers], NULL, helper, NULL) == 0)
 		pthread_setname_np(team.thread[team.helpers++], "moment-kernel");
 	pthread_sigmask(SIG_SETMASK, &saved, NULL);
 }
 
-void team_run(int nthreads, void (*fn)(void *arg, unsigned int piece), void *arg, unsigned int pieces)
+void team_run(int nthreads, void (*fn)(void *arg, unsigned int piece), void *arg,
+	      unsigned int pieces)
 {
 	struct job job = {.fn = fn, .arg = arg, .pieces = pieces};
 	bool alone = nthreads < 2 || pieces < 2;

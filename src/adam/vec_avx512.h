@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The vector operations for AVX-512 F, BW, DQ and VL, without the bf16 store, which the two levels that
- * include this do differently.
+ * The vector operations for AVX-512 F, BW, DQ and VL, without the bf16 store, which the two levels
+ * that include this do differently.
  */
 #include <immintrin.h>
 
 #include "adam/kernel.h"
 
-#if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512DQ__) || !defined(__AVX512VL__)
+#if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512DQ__) || \
+	!defined(__AVX512VL__)
 #error "compile with -mavx512f -mavx512bw -mavx512dq -mavx512vl"
 #endif
 

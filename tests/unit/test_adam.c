@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the kernels compute: next to the formulas in double; the extras; subnormals and the caller's
- * floating-point mode; what is refused. That the levels agree to the bit is test_adam_bits.c's matter.
+ * floating-point mode; what is refused. That the levels agree to the bit is test_adam_bits.c's
+ * matter.
  */
 #include <errno.h>
 #include <fenv.h>
@@ -101,40 +102,52 @@ static void check_reference(const struct moment_optim *o, uint64_t seed)
 			put_element(&p, ARRAY_G, i, friendly(ARRAY_G, random64(&seed)));
 		CHECK(moment_update(o, step, &s, 1, &extras) == 0, "kind %u", o->kind);
 		for (size_t i = 0; i < N; i++) {
-			double g = (double)get_float(&p, ARRAY_G, i) / (o->grad_scale != 0 ? o->grad_scale : 1);
+			double g = (double)get_float(&p, ARRAY_G, i) /
+				   (o->grad_scale != 0 ? o->grad_scale : 1);
 			double got_p = (double)get_float(&p, ARRAY_P, i);
 
 			reference(&e[i], o, step, (double)get_float(&p, ARRAY_G, i));
-			CHECK(fabs(got_p - e[i].p) < 1e-6, "kind %u flags %x step %d element %zu: p %.9g, %.9g expected",
+			CHECK(fabs(got_p - e[i].p) < 1e-6,
+			      "kind %u flags %x step %d element %zu: p %.9g, %.9g expected",
 			      o->kind, o->flags, (int)step, i, got_p, e[i].p);
 			sum[0] += g * g;
 			sum[3] += got_p * got_p;
 			sum[4] += e[i].update * e[i].update;
-			if (o->kind != MOMENT_ADAGRAD && !(o->kind == MOMENT_SGD && o->beta1 == 0)) {
+			if (o->kind != MOMENT_ADAGRAD &&
+			    !(o->kind == MOMENT_SGD && o->beta1 == 0)) {
 				double m = (double)get_float(&p, ARRAY_M, i);
 
-				CHECK(relative(m, e[i].m, 1e-3) < 1e-5, "kind %u flags %x step %d element %zu: m %.9g, %.9g expected",
+				CHECK(relative(m, e[i].m, 1e-3) < 1e-5,
+				      "kind %u flags %x step %d element %zu: m %.9g, %.9g expected",
 				      o->kind, o->flags, (int)step, i, m, e[i].m);
 				sum[1] += m * m;
 			}
 			if (o->kind == MOMENT_ADAM || o->kind == MOMENT_ADAGRAD) {
 				double v = (double)get_float(&p, ARRAY_V, i);
 
-				CHECK(relative(v, e[i].v, 1e-6) < 1e-5, "kind %u flags %x step %d element %zu: v %.9g, %.9g expected",
+				CHECK(relative(v, e[i].v, 1e-6) < 1e-5,
+				      "kind %u flags %x step %d element %zu: v %.9g, %.9g expected",
 				      o->kind, o->flags, (int)step, i, v, e[i].v);
 				sum[2] += v * v;
 			}
 			if (o->flags & MOMENT_AMSGRAD)
-				CHECK(relative((double)get_float(&p, ARRAY_VMAX, i), e[i].vmax, 1e-6) < 1e-5,
+				CHECK(relative((double)get_float(&p, ARRAY_VMAX, i), e[i].vmax,
+					       1e-6) < 1e-5,
 				      "vmax, element %zu", i);
 		}
 		CHECK(extras.found == 0, "found %u", extras.found);
-		/* g was divided in fp32; the update is compared with the reference's; the others were read back. */
-		CHECK(relative(extras.sum_g, sum[0], 0) < 1e-6, "sum_g %g %g", extras.sum_g, sum[0]);
-		CHECK(relative(extras.sum_m, sum[1], 1e-300) < 1e-12, "sum_m %g %g", extras.sum_m, sum[1]);
-		CHECK(relative(extras.sum_v, sum[2], 1e-300) < 1e-12, "sum_v %g %g", extras.sum_v, sum[2]);
-		CHECK(relative(extras.sum_p, sum[3], 0) < 1e-12, "sum_p %g %g", extras.sum_p, sum[3]);
-		CHECK(relative(extras.sum_update, sum[4], 0) < 1e-4, "sum_update %g %g", extras.sum_update, sum[4]);
+		/* g was divided in fp32; the update is compared with the reference's; the others
+		 * were read back. */
+		CHECK(relative(extras.sum_g, sum[0], 0) < 1e-6, "sum_g %g %g", extras.sum_g,
+		      sum[0]);
+		CHECK(relative(extras.sum_m, sum[1], 1e-300) < 1e-12, "sum_m %g %g", extras.sum_m,
+		      sum[1]);
+		CHECK(relative(extras.sum_v, sum[2], 1e-300) < 1e-12, "sum_v %g %g", extras.sum_v,
+		      sum[2]);
+		CHECK(relative(extras.sum_p, sum[3], 0) < 1e-12, "sum_p %g %g", extras.sum_p,
+		      sum[3]);
+		CHECK(relative(extras.sum_update, sum[4], 0) < 1e-4, "sum_update %g %g",
+		      extras.sum_update, sum[4]);
 	}
 	param_fini(&p);
 }
@@ -142,8 +155,13 @@ static void check_reference(const struct moment_optim *o, uint64_t seed)
 static void test_reference(void)
 {
 	static const uint32_t choices[] = {
-		0, MOMENT_DECOUPLED, MOMENT_BIAS_CORRECTION, MOMENT_DECOUPLED | MOMENT_BIAS_CORRECTION,
-		MOMENT_MAXIMIZE, MOMENT_AMSGRAD | MOMENT_BIAS_CORRECTION, MOMENT_NESTEROV,
+		0,
+		MOMENT_DECOUPLED,
+		MOMENT_BIAS_CORRECTION,
+		MOMENT_DECOUPLED | MOMENT_BIAS_CORRECTION,
+		MOMENT_MAXIMIZE,
+		MOMENT_AMSGRAD | MOMENT_BIAS_CORRECTION,
+		MOMENT_NESTEROV,
 		MOMENT_MAXIMIZE | MOMENT_DECOUPLED,
 	};
 	int checked = 0;
@@ -183,8 +201,8 @@ static void test_large_steps(void)
 			o.beta2 = b ? 0.9999999 : 0.999;
 			reference(&e, &o, steps[i], 1);
 			CHECK(moment_update(&o, steps[i], &s, 1, NULL) == 0, "step");
-			CHECK(fabs((double)p - e.p) < 1e-5 * (1 + fabs(e.update)), "step %llu: %.9g %.9g",
-			      (unsigned long long)steps[i], (double)p, e.p);
+			CHECK(fabs((double)p - e.p) < 1e-5 * (1 + fabs(e.update)),
+			      "step %llu: %.9g %.9g", (unsigned long long)steps[i], (double)p, e.p);
 		}
 }
 
@@ -201,12 +219,12 @@ static void test_refusals(void)
 	struct moment_slice s;
 	struct moment_optim o;
 
-#define REFUSED_OPTIM(change)                                                                      \
-	do {                                                                                       \
-		o = adamw;                                                                         \
-		s = good;                                                                          \
-		change;                                                                            \
-		expect_invalid(#change, &o, 1, &s, 1);                                             \
+#define REFUSED_OPTIM(change) \
+	do { \
+		o = adamw; \
+		s = good; \
+		change; \
+		expect_invalid(#change, &o, 1, &s, 1); \
 	} while (0)
 
 	REFUSED_OPTIM(o.kind = KERNEL_KINDS);
@@ -239,13 +257,15 @@ static void test_refusals(void)
 	expect_invalid("nthreads -1", &adamw, 1, &good, -1);
 	expect_invalid("no optimizer", NULL, 1, &good, 1);
 	expect_invalid("no slice", &adamw, 1, NULL, 1);
-	CHECK(p == 1 && g == 1 && m == 0 && v == 0 && vmax == 0 && master == 1, "a refused call wrote");
+	CHECK(p == 1 && g == 1 && m == 0 && v == 0 && vmax == 0 && master == 1,
+	      "a refused call wrote");
 
 	s = (struct moment_slice){0};
 	CHECK(moment_update(&adamw, 1, &s, 0, NULL) == 0, "nothing to do is no error");
 	o = (struct moment_optim){.kind = MOMENT_SGD, .lr = 0.5};
 	s = (struct moment_slice){.p = &p, .g = &g, .numel = 1};
-	CHECK(moment_update(&o, 1, &s, 0, NULL) == 0 && p == 0.5f, "plain SGD needs no state: %g", (double)p);
+	CHECK(moment_update(&o, 1, &s, 0, NULL) == 0 && p == 0.5f, "plain SGD needs no state: %g",
+	      (double)p);
 }
 
 /* Gradient 1 once, then zeros: m and v fall below 2^-126, become 0, and the weights stay put. */
@@ -283,8 +303,8 @@ static void test_decayed_moments_become_zero(void)
 	before = p[0];
 	CHECK(moment_update(&o, 1, &s, 1, NULL) == 0 && before != 0, "step");
 	for (int i = 0; i < 40; i++)
-		CHECK(p[i] == 0 && m[i] == 0 && v[i] == 0, "element %d: %g %g %g", i, (double)p[i], (double)m[i],
-		      (double)v[i]);
+		CHECK(p[i] == 0 && m[i] == 0 && v[i] == 0, "element %d: %g %g %g", i, (double)p[i],
+		      (double)m[i], (double)v[i]);
 }
 
 /* Whatever mode the caller is in: the same bits, and the mode is as it was. */
@@ -344,11 +364,14 @@ static void test_found(void)
 				memset(p, 0, sizeof(p));
 				g[at] = bad[b];
 				CHECK(moment_update(&adamw, 1, &s, 2, &e) == 0, "update");
-				CHECK(e.found == found[b], "%g at %zu of %zu: found %u", (double)bad[b], at,
-				      numel, e.found);
-				CHECK(b == 3 ? e.sum_g == 1 : b == 2 ? isnan(e.sum_g) : isinf(e.sum_g), "sum_g %g",
-				      e.sum_g);
-				CHECK(b == 3 || bits_of_float(p[at]) == 0x7fc00000, "p %x", bits_of_float(p[at]));
+				CHECK(e.found == found[b], "%g at %zu of %zu: found %u",
+				      (double)bad[b], at, numel, e.found);
+				CHECK(b == 3   ? e.sum_g == 1
+				      : b == 2 ? isnan(e.sum_g)
+					       : isinf(e.sum_g),
+				      "sum_g %g", e.sum_g);
+				CHECK(b == 3 || bits_of_float(p[at]) == 0x7fc00000, "p %x",
+				      bits_of_float(p[at]));
 				m[at] = v[at] = 0;
 			}
 }
@@ -414,7 +437,8 @@ static void test_fork(void)
 		}
 		caller((void *)2);
 		CHECK(waitpid(pid, &status, 0) == pid, "waitpid");
-		CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with %x", status);
+		CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with %x",
+		      status);
 	}
 }
 
@@ -435,8 +459,8 @@ static void test_levels(void)
 		l = kernel_level_choose(limit->name);
 		CHECK(l >= limit && l >= best && l->usable(), "%s gave %s", limit->name, l->name);
 	}
-	CHECK(strcmp(moment_simd_level(), kernel_level_choose(getenv("MOMENT_SIMD"))->name) == 0, "%s",
-	      moment_simd_level());
+	CHECK(strcmp(moment_simd_level(), kernel_level_choose(getenv("MOMENT_SIMD"))->name) == 0,
+	      "%s", moment_simd_level());
 	printf("level in use: %s\n", moment_simd_level());
 }
 
@@ -450,7 +474,8 @@ int main(int argc, char **argv)
 	test_callers_mode();
 	test_found();
 	test_concurrent_callers();
-	/* qemu-user 7.2 ends a forked child that starts a thread; test_adam_qemu.sh says "nofork". */
+	/* qemu-user 7.2 ends a forked child that starts a thread; test_adam_qemu.sh says "nofork".
+	 */
 	if (argc < 2 || strcmp(argv[1], "nofork") != 0)
 		test_fork();
 	return 0;

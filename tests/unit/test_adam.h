@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shared by the tests of the kernels: parameters in guarded memory at chosen alignments, and values from
- * friendly to hostile. Plain checks, no test library, so that these programs run in an emulator too.
+ * Shared by the tests of the kernels: parameters in guarded memory at chosen alignments, and values
+ * from friendly to hostile. Plain checks, no test library, so that these programs run in an
+ * emulator too.
  */
 #ifndef TEST_ADAM_H
 #define TEST_ADAM_H
@@ -13,14 +14,14 @@
 
 #include "adam/kernel.h"
 
-#define CHECK(condition, ...)                                                                      \
-	do {                                                                                       \
-		if (!(condition)) {                                                                \
-			fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);            \
-			fprintf(stderr, __VA_ARGS__);                                              \
-			fputc('\n', stderr);                                                       \
-			exit(1);                                                                   \
-		}                                                                                  \
+#define CHECK(condition, ...) \
+	do { \
+		if (!(condition)) { \
+			fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+			fprintf(stderr, __VA_ARGS__); \
+			fputc('\n', stderr); \
+			exit(1); \
+		} \
 	} while (0)
 
 #define GUARD	   128 /* bytes before and after each array, which no kernel may touch */
@@ -69,7 +70,8 @@ static inline float float_of_bits(uint32_t u)
 static inline void param_init(struct param *p, size_t numel, uint32_t p_dtype, uint32_t g_dtype,
 			      bool master, uint64_t *seed)
 {
-	*p = (struct param){.numel = numel, .p_dtype = p_dtype, .g_dtype = g_dtype, .master = master};
+	*p = (struct param){
+		.numel = numel, .p_dtype = p_dtype, .g_dtype = g_dtype, .master = master};
 	for (int a = 0; a < ARRAYS; a++)
 		p->size[a] = 4 * numel;
 	if (p_dtype != MOMENT_F32)
@@ -143,21 +145,23 @@ static inline void param_check_same(const struct param *a, const struct param *b
 }
 
 static const uint32_t hostile32[] = {
-	0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007fffff, 0x807fffff, 0x00800000, 0x80800000,
-	0x00800001, 0x00ffffff, 0x01000000, 0x3f800000, 0xbf800000, 0x3f7fffff, 0x33d6bf95, 0x7f7fffff,
-	0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00000, 0x7f800001, 0xff812345, 0x7fffffff,
-	0x1f800000, 0x20000000, 0x5f000000, 0x5f800000, 0x477fe000, 0x477ff000, 0x38800000, 0x387fc000,
-	0x33000000, 0x33000001, 0x32ffffff, 0x3f808000, 0x3f818000, 0x3f817fff, 0x3f818001, 0x00008000,
+	0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007fffff, 0x807fffff, 0x00800000,
+	0x80800000, 0x00800001, 0x00ffffff, 0x01000000, 0x3f800000, 0xbf800000, 0x3f7fffff,
+	0x33d6bf95, 0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00000,
+	0x7f800001, 0xff812345, 0x7fffffff, 0x1f800000, 0x20000000, 0x5f000000, 0x5f800000,
+	0x477fe000, 0x477ff000, 0x38800000, 0x387fc000, 0x33000000, 0x33000001, 0x32ffffff,
+	0x3f808000, 0x3f818000, 0x3f817fff, 0x3f818001, 0x00008000,
 };
 
 static const uint16_t hostile16[] = {
-	0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080, 0x03ff, 0x0400, 0x3c00, 0x3f80, 0xbf80, 0x7bff, 0xfbff,
-	0x7c00, 0xfc00, 0x7c01, 0x7e00, 0xfe01, 0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffff, 0x0008,
+	0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080, 0x03ff, 0x0400, 0x3c00,
+	0x3f80, 0xbf80, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7c01, 0x7e00, 0xfe01,
+	0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffff, 0x0008,
 };
 
 /*
- * FRIENDLY: what training has, v not negative. HOSTILE: subnormals, infinities, NaNs, huge and tiny values
- * and random bits, in every array.
+ * FRIENDLY: what training has, v not negative. HOSTILE: subnormals, infinities, NaNs, huge and tiny
+ * values and random bits, in every array.
  */
 enum values { FRIENDLY, HOSTILE };
 
@@ -180,13 +184,17 @@ static inline float friendly(enum array a, uint64_t r)
 
 static inline void put_element(struct param *p, enum array a, size_t i, float x)
 {
-	uint32_t dtype = a == ARRAY_P ? p->p_dtype : a == ARRAY_G ? p->g_dtype : (uint32_t)MOMENT_F32;
+	uint32_t dtype = a == ARRAY_P	? p->p_dtype
+			 : a == ARRAY_G ? p->g_dtype
+					: (uint32_t)MOMENT_F32;
 	uint32_t u = bits_of_float(x);
 	uint16_t h = (uint16_t)(u >> 16); /* a bf16 by cutting */
 
 	if (dtype == MOMENT_F16) /* likewise, of the values that friendly() gives; below 2^-14: 0 */
 		h = (uint16_t)((u >> 16 & 0x8000) |
-			       ((u & 0x7fffffff) < 0x38800000 ? 0 : ((u & 0x7fffffff) - 0x38000000) >> 13));
+			       ((u & 0x7fffffff) < 0x38800000
+					? 0
+					: ((u & 0x7fffffff) - 0x38000000) >> 13));
 	if (dtype == MOMENT_F32)
 		memcpy(p->at[a] + 4 * i, &u, 4);
 	else
@@ -194,7 +202,8 @@ static inline void put_element(struct param *p, enum array a, size_t i, float x)
 }
 
 /* fp16_subnormals: some emulators get the conversions of these wrong under DAZ and FTZ. */
-static inline void param_fill(struct param *p, enum values values, bool fp16_subnormals, uint64_t *seed)
+static inline void param_fill(struct param *p, enum values values, bool fp16_subnormals,
+			      uint64_t *seed)
 {
 	for (int a = 0; a < ARRAYS; a++) {
 		size_t size = p->size[a] / (p->numel ? p->numel : 1);
@@ -206,13 +215,14 @@ static inline void param_fill(struct param *p, enum values values, bool fp16_sub
 			uint16_t h;
 
 			if (values == FRIENDLY || r % 4 == 0) {
-				put_element(p, (enum array)a, i, friendly((enum array)a, random64(seed)));
+				put_element(p, (enum array)a, i,
+					    friendly((enum array)a, random64(seed)));
 				continue;
 			}
-			u = r % 4 == 1 ? (uint32_t)(r >> 32) :
-					 hostile32[(r >> 32) % (sizeof(hostile32) / 4)];
-			h = r % 4 == 1 ? (uint16_t)(r >> 32) :
-					 hostile16[(r >> 32) % (sizeof(hostile16) / 2)];
+			u = r % 4 == 1 ? (uint32_t)(r >> 32)
+				       : hostile32[(r >> 32) % (sizeof(hostile32) / 4)];
+			h = r % 4 == 1 ? (uint16_t)(r >> 32)
+				       : hostile16[(r >> 32) % (sizeof(hostile16) / 2)];
 			if (f16 && !fp16_subnormals && (h & 0x7c00) == 0)
 				h &= 0x8000;
 			if (size == 4)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every instruction set that this CPU has writes the same bits as the scalar kernels: all optimizers,
- * flags and types, lengths 1 to 300 and around powers of two, any alignment, hostile values; and so does
- * any cutting into slices and any number of threads. A digest of a fixed run is the same on all machines.
- * test_adam_qemu.sh runs this, with the argument "small", on CPUs that lack AVX-512 and AVX2. Prints the levels it compared.
+ * Every instruction set that this CPU has writes the same bits as the scalar kernels: all
+ * optimizers, flags and types, lengths 1 to 300 and around powers of two, any alignment, hostile
+ * values; and so does any cutting into slices and any number of threads. A digest of a fixed run is
+ * the same on all machines. test_adam_qemu.sh runs this, with the argument "small", on CPUs that
+ * lack AVX-512 and AVX2. Prints the levels it compared.
  */
 #ifdef __x86_64__
 #include <xmmintrin.h>
@@ -17,16 +18,20 @@ struct types {
 };
 
 static const struct types all_types[] = {
-	{MOMENT_F32, MOMENT_F32, false},  {MOMENT_F32, MOMENT_BF16, false},  {MOMENT_F32, MOMENT_F16, false},
-	{MOMENT_BF16, MOMENT_F32, false}, {MOMENT_BF16, MOMENT_BF16, false}, {MOMENT_BF16, MOMENT_F16, false},
-	{MOMENT_F16, MOMENT_F32, false},  {MOMENT_F16, MOMENT_BF16, false},  {MOMENT_F16, MOMENT_F16, false},
-	{MOMENT_BF16, MOMENT_F32, true},  {MOMENT_BF16, MOMENT_BF16, true},  {MOMENT_BF16, MOMENT_F16, true},
-	{MOMENT_F16, MOMENT_F32, true},	  {MOMENT_F16, MOMENT_BF16, true},   {MOMENT_F16, MOMENT_F16, true},
+	{MOMENT_F32, MOMENT_F32, false},   {MOMENT_F32, MOMENT_BF16, false},
+	{MOMENT_F32, MOMENT_F16, false},   {MOMENT_BF16, MOMENT_F32, false},
+	{MOMENT_BF16, MOMENT_BF16, false}, {MOMENT_BF16, MOMENT_F16, false},
+	{MOMENT_F16, MOMENT_F32, false},   {MOMENT_F16, MOMENT_BF16, false},
+	{MOMENT_F16, MOMENT_F16, false},   {MOMENT_BF16, MOMENT_F32, true},
+	{MOMENT_BF16, MOMENT_BF16, true},  {MOMENT_BF16, MOMENT_F16, true},
+	{MOMENT_F16, MOMENT_F32, true},	   {MOMENT_F16, MOMENT_BF16, true},
+	{MOMENT_F16, MOMENT_F16, true},
 };
 #define TYPES (sizeof(all_types) / sizeof(all_types[0]))
 
 static const uint32_t kind_flags[KERNEL_KINDS] = {
-	[MOMENT_ADAM] = MOMENT_DECOUPLED | MOMENT_BIAS_CORRECTION | MOMENT_MAXIMIZE | MOMENT_AMSGRAD,
+	[MOMENT_ADAM] =
+		MOMENT_DECOUPLED | MOMENT_BIAS_CORRECTION | MOMENT_MAXIMIZE | MOMENT_AMSGRAD,
 	[MOMENT_LION] = MOMENT_DECOUPLED | MOMENT_MAXIMIZE,
 	[MOMENT_ADAGRAD] = MOMENT_DECOUPLED | MOMENT_MAXIMIZE,
 	[MOMENT_SGD] = MOMENT_DECOUPLED | MOMENT_MAXIMIZE | MOMENT_NESTEROV,
@@ -53,15 +58,17 @@ static struct moment_optim optim_of(uint32_t kind, uint32_t flags, uint64_t vari
 	};
 }
 
-static void check_same_extras(const struct moment_extras *a, const struct moment_extras *b, const char *what)
+static void check_same_extras(const struct moment_extras *a, const struct moment_extras *b,
+			      const char *what)
 {
 	CHECK(memcmp(a, b, sizeof(*a)) == 0,
-	      "%s: found %u %u, g %a %a, m %a %a, v %a %a, p %a %a, update %a %a", what, a->found, b->found,
-	      a->sum_g, b->sum_g, a->sum_m, b->sum_m, a->sum_v, b->sum_v, a->sum_p, b->sum_p, a->sum_update,
-	      b->sum_update);
+	      "%s: found %u %u, g %a %a, m %a %a, v %a %a, p %a %a, update %a %a", what, a->found,
+	      b->found, a->sum_g, b->sum_g, a->sum_m, b->sum_m, a->sum_v, b->sum_v, a->sum_p,
+	      b->sum_p, a->sum_update, b->sum_update);
 }
 
-/* Where the emulator gets them wrong, fp16 subnormals in p count as the zero that they nearly are. */
+/* Where the emulator gets them wrong, fp16 subnormals in p count as the zero that they nearly are.
+ */
 static void forgive_fp16_subnormals(struct param *p)
 {
 	uint16_t h;
@@ -70,7 +77,8 @@ static void forgive_fp16_subnormals(struct param *p)
 		return;
 	for (size_t i = 0; i < p->numel; i++) {
 		memcpy(&h, p->at[ARRAY_P] + 2 * i, 2);
-		if ((h & 0x7fff) <= 0x0400) /* the least normal one too: it may have been rounded up to */
+		if ((h & 0x7fff) <=
+		    0x0400) /* the least normal one too: it may have been rounded up to */
 			h &= 0x8000;
 		memcpy(p->at[ARRAY_P] + 2 * i, &h, 2);
 	}
@@ -97,8 +105,9 @@ static void compare_levels(const struct moment_optim *o, const struct types *typ
 	for (const struct kernel_level *l = kernel_levels; l != scalar; l++) {
 		if (!l->usable())
 			continue;
-		snprintf(what, sizeof(what), "%s, kind %u, flags %x, p %u, g %u, master %d, numel %zu, %s",
-			 l->name, o->kind, o->flags, types->p, types->g, types->master, numel,
+		snprintf(what, sizeof(what),
+			 "%s, kind %u, flags %x, p %u, g %u, master %d, numel %zu, %s", l->name,
+			 o->kind, o->flags, types->p, types->g, types->master, numel,
 			 values == HOSTILE ? "hostile" : "friendly");
 		param_copy(&p, &start, seed);
 		memset(&e, 0, sizeof(e));
@@ -128,7 +137,8 @@ static size_t compare_all_combinations(uint64_t *seed)
 				if (flags & ~kind_flags[kind])
 					continue;
 				combination++;
-				for (size_t numel = 1 + combination % 15; numel <= 300; numel += 15) {
+				for (size_t numel = 1 + combination % 15; numel <= 300;
+				     numel += 15) {
 					uint64_t variant = random64(seed);
 					struct moment_optim o = optim_of(kind, flags, variant);
 
@@ -141,7 +151,8 @@ static size_t compare_all_combinations(uint64_t *seed)
 	return done;
 }
 
-/* All bf16 and fp16 values as gradients and weights; conversions at their limits as stored weights. */
+/* All bf16 and fp16 values as gradients and weights; conversions at their limits as stored weights.
+ */
 static void compare_all_16_bit_values(uint64_t *seed)
 {
 	static const uint32_t kinds[] = {MOMENT_BF16, MOMENT_F16};
@@ -158,8 +169,10 @@ static void compare_all_16_bit_values(uint64_t *seed)
 			for (uint32_t i = 0; i < 65536; i++) {
 				uint16_t h = (uint16_t)i, zero = 0;
 
-				/* master: a 16-bit value in fp32's upper half and the bits about its rounding */
-				uint32_t u = i << 16 | (uint32_t)(random64(seed) % 4 ? 0x8000 : 0x7fff);
+				/* master: a 16-bit value in fp32's upper half and the bits about
+				 * its rounding */
+				uint32_t u =
+					i << 16 | (uint32_t)(random64(seed) % 4 ? 0x8000 : 0x7fff);
 
 				if (k == 1 && !fp16_subnormals && (h & 0x7c00) == 0)
 					h &= 0x8000;
@@ -186,7 +199,8 @@ static void compare_all_16_bit_values(uint64_t *seed)
 		}
 }
 
-/* One slice on one thread; cut anywhere; on several threads: the same bits, and the same extras per slice. */
+/* One slice on one thread; cut anywhere; on several threads: the same bits, and the same extras per
+ * slice. */
 static void compare_cuts_and_threads(size_t numel, const struct types *types, uint64_t *seed)
 {
 	static const int threads[] = {1, 2, 3, 7, 0};
@@ -231,8 +245,9 @@ static void compare_cuts_and_threads(size_t numel, const struct types *types, ui
 }
 
 /*
- * A run whose bytes are the same on every machine and in every later version: 40 steps of each optimizer.
- * If this changes, resumed trainings change: say so in the release notes, or better, do not change it.
+ * A run whose bytes are the same on every machine and in every later version: 40 steps of each
+ * optimizer. If this changes, resumed trainings change: say so in the release notes, or better, do
+ * not change it.
  */
 static uint64_t digest(const struct kernel_level *level)
 {
@@ -245,7 +260,8 @@ static uint64_t digest(const struct kernel_level *level)
 
 			o.lr = 0.01;
 			o.grad_scale = t % 2 ? 3 : 1;
-			param_init(&p, 77, all_types[t].p, all_types[t].g, all_types[t].master, &seed);
+			param_init(&p, 77, all_types[t].p, all_types[t].g, all_types[t].master,
+				   &seed);
 			param_fill(&p, FRIENDLY, true, &seed);
 			for (uint64_t step = 1; step <= 40; step++) {
 				struct moment_slice s = param_slice(&p, 0, 77);
@@ -263,8 +279,8 @@ static uint64_t digest(const struct kernel_level *level)
 #define DIGEST UINT64_C(0xd6651e3f450885ed)
 
 /*
- * The manual says that DAZ and FTZ do not matter to F16C's conversions of fp16 subnormals; emulators may
- * not know. Asked with the instruction itself, on the CPUs that have it.
+ * The manual says that DAZ and FTZ do not matter to F16C's conversions of fp16 subnormals;
+ * emulators may not know. Asked with the instruction itself, on the CPUs that have it.
  */
 #ifdef __x86_64__
 __attribute__((target("f16c"))) static bool keeps_fp16_subnormals(void)
@@ -291,9 +307,9 @@ int main(int argc, char **argv)
 	/* An emulator is slow. */
 	const size_t limit = argc > 1 && strcmp(argv[1], "small") == 0 ? 1 << 17 : SIZE_MAX;
 	static const size_t large[] = {
-		(1 << 12) - 1, 1 << 12,	       (1 << 12) + 1, (1 << 14) - 1, 1 << 14,	    (1 << 14) + 1,
-		(1 << 16) - 1, 1 << 16,	       (1 << 16) + 1, (1 << 18) + 1, (1 << 20) - 1, 1 << 20,
-		(1 << 20) + 1, (1 << 22) + 17,
+		(1 << 12) - 1, 1 << 12,	      (1 << 12) + 1, (1 << 14) - 1,  1 << 14,
+		(1 << 14) + 1, (1 << 16) - 1, 1 << 16,	     (1 << 16) + 1,  (1 << 18) + 1,
+		(1 << 20) - 1, 1 << 20,	      (1 << 20) + 1, (1 << 22) + 17,
 	};
 	const struct kernel_level *best = kernel_level_choose(NULL);
 	uint64_t seed = 20240229;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The kernels on CPUs that lack AVX-512, AVX2, FMA or F16C: the right level is chosen, no illegal
-# instruction is met, and the bits are those of every other machine. Also that MOMENT_SIMD only lowers.
+# instruction is met, and the bits are those of every other machine. Also: MOMENT_SIMD only lowers.
 . "$(dirname "$0")/../functions.sh"
 [ "$(uname -m)" = x86_64 ] || skip "the levels are x86-64's"
 dir=$abs_builddir/tests/unit
@@ -16,7 +16,8 @@ level_of() {
 best=$(level_of env -u MOMENT_SIMD)
 assert_eq "$(level_of env MOMENT_SIMD=scalar)" scalar "MOMENT_SIMD=scalar"
 [ "$best" = scalar ] || assert_eq "$(level_of env MOMENT_SIMD=avx2)" avx2 "MOMENT_SIMD=avx2"
-[ "$best" = avx512-bf16 ] || assert_eq "$(level_of env MOMENT_SIMD=avx512-bf16)" "$best" "above what the CPU has"
+[ "$best" = avx512-bf16 ] ||
+	assert_eq "$(level_of env MOMENT_SIMD=avx512-bf16)" "$best" "above what the CPU has"
 
 [ -z "${SANITIZER:-}" ] || skip "sanitizers do not run in an emulator"
 requires qemu-x86_64
