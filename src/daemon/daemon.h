@@ -17,9 +17,6 @@
 #ifndef DAEMON_DAEMON_H
 #define DAEMON_DAEMON_H
 
-#ifdef HAVE_CONFIG_H
-#include "config.h"
-#endif
 
 #ifndef FUSE_USE_VERSION
 #define FUSE_USE_VERSION 312

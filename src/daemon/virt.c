@@ -106,7 +106,7 @@ void text_read(struct text *t, fuse_req_t req, size_t size, off_t off)
 		fuse_reply_buf(req, t->data + off, min_u64(size, t->len - (uint64_t)off));
 }
 
-/* s as a JSON string. Bytes that are no UTF-8 become U+FFFD: JSON has nothing for them. */
+/* s as a JSON string; a byte that is no UTF-8 becomes \udcXX, as in meta.json. */
 static void put_json(FILE *f, const char *s)
 {
 	size_t len = strlen(s), n;
@@ -115,7 +115,7 @@ static void put_json(FILE *f, const char *s)
 	for (; len; s += n, len -= n) {
 		n = names_utf8_len(s, len);
 		if (!n) {
-			fputs("\\ufffd", f);
+			fprintf(f, "\\udc%02x", (unsigned char)*s);
 			n = 1;
 		} else if (*s == '"' || *s == '\\') {
 			fprintf(f, "\\%c", *s);
