@@ -74,13 +74,15 @@ enum moment_message {
 };
 
 /* moment_open_opts.flags */
-#define MOMENT_OPEN_RESUME 1u /* go on from the state that is there; names and shapes are checked \
-			       */
-#define MOMENT_OPEN_FRESH    2u	 /* drop the optimizer state that is there and start at zero */
-#define MOMENT_OPEN_NEW_OK   4u	 /* with RESUME: parameters that the backing lacks start at zero */
-#define MOMENT_OPEN_READONLY 8u	 /* look only: list, read, map */
-#define MOMENT_OPEN_NO_HINTS 16u /* look ahead at nothing (for measuring); also MOMENT_HINTS=off \
-				  */
+#define MOMENT_OPEN_RESUME \
+	1u /* go on from the state that is there; names and shapes are checked \
+	    */
+#define MOMENT_OPEN_FRESH    2u /* drop the optimizer state that is there and start at zero */
+#define MOMENT_OPEN_NEW_OK   4u /* with RESUME: parameters that the backing lacks start at zero */
+#define MOMENT_OPEN_READONLY 8u /* look only: list, read, map */
+#define MOMENT_OPEN_NO_HINTS \
+	16u /* look ahead at nothing (for measuring); also MOMENT_HINTS=off \
+	     */
 
 /* Zero it, set `size`, fill in what matters. */
 struct moment_open_opts {
@@ -93,6 +95,7 @@ struct moment_open_opts {
 	 */
 	const char *mount;
 	const char *backing;
+	const char *temp_dir; /* where temporary backings are made instead, or NULL */
 	/* "session", "mmap", "embedded" or NULL: what MOMENT_DATA says, or the best that works. */
 	const char *data;
 	uint64_t ram;	/* embedded: bytes of the RAM tier, 0: a quarter of what we may use */
@@ -253,7 +256,8 @@ struct moment_item {
 	uint64_t step; /* the parameter's step count after this; 0: one more than before */
 };
 
-#define MOMENT_STEP_FINITE 1u /* look at all gradients first; not finite: -EDOM, nothing changed \
+#define MOMENT_STEP_FINITE \
+	1u		      /* look at all gradients first; not finite: -EDOM, nothing changed \
 			       */
 #define MOMENT_STEP_COMMIT 2u /* start a commit of this step, behind the reply */
 

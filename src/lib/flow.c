@@ -48,6 +48,7 @@ struct flow {
 	uint32_t block;
 	struct batch *ring; /* RING of them, and one for releases alone */
 	unsigned int head, count;
+	uint64_t budget;
 	uint64_t out, out_small; /* bytes asked for or leased, without `release` */
 	struct moment_range release[BATCH_LEASES]; /* computed, to go with the next message */
 	uint32_t n_release;
@@ -55,7 +56,10 @@ struct flow {
 
 uint64_t flow_budget(const struct moment_session *s)
 {
-	return s->path->quota < FLOW_BUDGET ? s->path->quota : FLOW_BUDGET;
+	uint64_t budget = s->path->quota < FLOW_BUDGET ? s->path->quota : FLOW_BUDGET;
+	uint64_t left = s->path->ram > s->pinned ? (s->path->ram - s->pinned) / 2 : 0;
+
+	return s->pinned && left < budget ? left : budget;
 }
 
 /* ---- checking --------------------------------------------------------------------------- */
@@ -203,7 +207,7 @@ static void batch_fill(struct flow *f, struct batch *b, uint64_t most, uint64_t 
  */
 static bool flow_room(struct flow *f, uint64_t *most, uint64_t *most_small)
 {
-	uint64_t budget = flow_budget(f->s), small = f->s->path->quota_small, unit, us;
+	uint64_t budget = f->budget, small = f->s->path->quota_small, unit, us;
 	const struct param *p;
 
 	flow_settle(f);
@@ -363,7 +367,7 @@ static int batch_compute(struct flow *f, const struct batch *b)
 
 /* ---- running ---------------------------------------------------------------------------- */
 
-/* After an error: everything that was asked for is waited for and given back unchanged. */
+/* Everything that was asked for is waited for and given back unchanged. */
 static void flow_drain(struct flow *f)
 {
 	char text[1024];
@@ -379,7 +383,21 @@ static void flow_drain(struct flow *f)
 		batch_release(f, b, 0, MOMENT_RANGE_CLEAN);
 		flow_return(f);
 	}
+	f->out = f->out_small = 0;
 	err_write("%s", text);
+}
+
+/*
+ * The RAM tier had no room for b beside those that are out: pinned blocks, or dirty ones that wait
+ * for the drive, may crowd it. So all are given back, and from b on they are asked for again, fewer
+ * at a time. Alone, a batch has to fit: then it is an error.
+ */
+static void flow_rewind(struct flow *f, const struct batch *b)
+{
+	flow_drain(f);
+	f->item = b->unit[0].item;
+	f->block = b->unit[0].block;
+	f->budget /= 2;
 }
 
 static int flow_loop(struct flow *f)
@@ -396,6 +414,10 @@ static int flow_loop(struct flow *f)
 		f->out_small -= b->small;
 		f->out -= b->bytes; /* from now on its ranges are in `release`, or were never
 				       granted */
+		if (res == -E2BIG && f->out) {
+			flow_rewind(f, b);
+			continue;
+		}
 		if (res == 0)
 			res = batch_compute(f, b);
 		if (res < 0)
@@ -422,6 +444,7 @@ int flow_run(struct moment_session *s, const struct moment_item *items, size_t n
 	f->s = s;
 	f->items = items;
 	f->n = n;
+	f->budget = flow_budget(s);
 	res = flow_loop(f);
 	if (res < 0 && res != -ECONNRESET)
 		flow_drain(f);

@@ -84,10 +84,12 @@ static void shape_write(char *buf, size_t len, const struct path_param *p)
 	size_t n = 0;
 	uint32_t i;
 
-	buf[0] = 0;
+	n += (size_t)snprintf(buf, len, "[");
 	for (i = 0; i < p->ndim && n + 1 < len; i++)
-		n += (size_t)snprintf(buf + n, len - n, "%s%llu", i ? "x" : "",
+		n += (size_t)snprintf(buf + n, len - n, "%s%llu", i ? "," : "",
 				      (unsigned long long)p->shape[i]);
+	if (n + 1 < len)
+		snprintf(buf + n, len - n, "]");
 }
 
 /* What a directory says it is. -ENODATA: no parameter. `p` points into name and shape. */
@@ -108,8 +110,6 @@ static int describe(struct mm *m, const char *rel, struct path_param *p, char *n
 		p->numel *= shape[i];
 	if (attr_get(m, rel, "user.moment.step", text, sizeof(text)) == 0)
 		p->step = strtoull(text, NULL, 10);
-	if (attr_get(m, rel, "user.moment.tier", text, sizeof(text)) == 0)
-		p->tier = find_name(tier_names, 3, text) % 3;
 	for (role = 0; role < MOMENT_ROLES; role++) {
 		char *file;
 		struct stat st;
@@ -121,6 +121,8 @@ static int describe(struct mm *m, const char *rel, struct path_param *p, char *n
 			p->dtype[role] = attr_get(m, file, "user.moment.dtype", text, sizeof(text))
 						 ? MOMENT_F32
 						 : find_name(dtype_names, 4, text);
+		if (attr_get(m, file, "user.moment.tier", text, sizeof(text)) == 0)
+			p->tier = find_name(tier_names, 3, text) % 3;
 		free(file);
 	}
 	return 0;
@@ -239,11 +241,25 @@ static int add_file(struct mm *m, char *rel, uint64_t len, uint32_t *out)
 	return mm_map(m, &m->file[*out]);
 }
 
+/* What directory and files have in common. */
+static int describe_to(struct mm *m, const char *rel, const struct path_param *p)
+{
+	char text[2048];
+	int res = attr_set(m, rel, "user.moment.name", p->name);
+
+	shape_write(text, sizeof(text), p);
+	if (res == 0)
+		res = attr_set(m, rel, "user.moment.shape", text);
+	snprintf(text, sizeof(text), "%llu", (unsigned long long)p->step);
+	if (res == 0)
+		res = attr_set(m, rel, "user.moment.step", text);
+	return res;
+}
+
 static int make_param(struct mm *m, struct path_param *p, const char *rel, bool fresh)
 {
 	bool made = mkdirat(m->dir, rel, 0755) == 0;
 	struct mparam *more, *mp;
-	char text[2048];
 	uint32_t role;
 	int res = made || errno == EEXIST ? 0 : mm_error(m, -errno, rel);
 
@@ -268,6 +284,10 @@ static int make_param(struct mm *m, struct path_param *p, const char *rel, bool 
 			res = make_file(m, file, len, fresh && !made);
 		if (res == 0 && !m->readonly)
 			res = attr_set(m, file, "user.moment.dtype", dtype_names[p->dtype[role]]);
+		if (res == 0 && !m->readonly)
+			res = attr_set(m, file, "user.moment.tier", tier_names[p->tier]);
+		if (res == 0 && !m->readonly)
+			res = describe_to(m, file, p);
 		if (res < 0) {
 			free(file);
 			break;
@@ -278,17 +298,9 @@ static int make_param(struct mm *m, struct path_param *p, const char *rel, bool 
 	}
 	if (m->readonly || res < 0)
 		return res;
-	res = attr_set(m, rel, "user.moment.name", p->name);
-	shape_write(text, sizeof(text), p);
-	if (res == 0)
-		res = attr_set(m, rel, "user.moment.shape", text);
-	if (res == 0)
-		res = attr_set(m, rel, "user.moment.tier", tier_names[p->tier]);
+	res = describe_to(m, rel, p);
 	if (res == 0 && p->hyper)
 		res = attr_set(m, rel, "user.moment.hyper", p->hyper);
-	snprintf(text, sizeof(text), "%llu", (unsigned long long)p->step);
-	if (res == 0)
-		res = attr_set(m, rel, "user.moment.step", text);
 	return res;
 }
 
@@ -357,6 +369,17 @@ int mm_remove(struct path *path, const uint32_t *handles, size_t n)
 	return 0;
 }
 
+static int step_set(struct mm *m, const struct mparam *p, const char *text)
+{
+	int res = attr_set(m, p->rel, "user.moment.step", text);
+	uint32_t role;
+
+	for (role = 0; role < MOMENT_ROLES && res == 0; role++)
+		if (p->file[role] != UINT32_MAX)
+			res = attr_set(m, m->file[p->file[role]].rel, "user.moment.step", text);
+	return res;
+}
+
 int mm_steps(struct path *path, const struct moment_param_step *s, size_t n)
 {
 	struct mm *m = mm_of(path);
@@ -366,7 +389,7 @@ int mm_steps(struct path *path, const struct moment_param_step *s, size_t n)
 
 	for (i = 0; res == 0 && i < n; i++) {
 		snprintf(text, sizeof(text), "%llu", (unsigned long long)s[i].step);
-		res = attr_set(m, m->param[s[i].param].rel, "user.moment.step", text);
+		res = step_set(m, &m->param[s[i].param], text);
 	}
 	return res;
 }

@@ -441,43 +441,13 @@ static int drop_extras(struct moment_session *s, const struct path_param *want, 
 	return res;
 }
 
-static uint64_t tier_bytes(const struct moment_session *s, const uint8_t *dtype, uint64_t numel)
+/* Of the RAM tier, as the engine counts what is pinned there. */
+static uint64_t pin_bytes(const struct moment_session *s, const struct param *p)
 {
-	uint64_t bytes = 0, block = s->path->block;
-	uint32_t role;
+	uint64_t len = p->numel * p->itemsize, block = s->path->block, rest = len % block;
+	uint64_t piece = rest ? path_piece(rest) : 0;
 
-	for (role = 0; role < MOMENT_ROLES; role++) {
-		uint64_t len = dtype[role] == 0xff ? 0 : numel * dtype_size(dtype[role]);
-
-		bytes += len / block * block;
-		if (len % block)
-			bytes += path_piece(len % block);
-	}
-	return bytes;
-}
-
-/* What is pinned in the RAM tier must leave room for the window through which all else streams. */
-static int pins_fit(struct moment_session *s, const struct path_param *want, size_t n)
-{
-	uint64_t need = 0, spare = s->path->quota + s->path->window, have;
-	uint32_t j;
-	size_t i;
-
-	for (j = 0; j < s->n_params; j++)
-		if (!s->param[j].dead && s->param[j].tier == MOMENT_TIER_RAM)
-			need += tier_bytes(s, s->param[j].dtype, s->param[j].numel);
-	for (i = 0; i < n; i++)
-		if (want[i].tier == MOMENT_TIER_RAM)
-			need += tier_bytes(s, want[i].dtype, want[i].numel);
-	have = s->path->ram > spare ? s->path->ram - spare : 0;
-	if (need <= have)
-		return 0;
-	return err_set(
-		-ENOMEM,
-		"the parameters that are to stay in RAM need %s; the RAM tier has %s, of which %s can be kept: %s "
-		"are missing. Give it ram=%s, or put more on the drive",
-		err_bytes(need), err_bytes(s->path->ram), err_bytes(have), err_bytes(need - have),
-		err_bytes(need + spare));
+	return p->roles * (len - rest + (piece > block / 4 ? block : piece));
 }
 
 static int keep(struct moment_session *s, const struct path_param *w, uint32_t *out)
@@ -518,6 +488,8 @@ static int keep(struct moment_session *s, const struct path_param *w, uint32_t *
 			p->role[p->roles++] = role;
 	p->per_block = s->path->block / p->itemsize;
 	p->blocks = (uint32_t)((p->numel + p->per_block - 1) / p->per_block);
+	if (p->tier == MOMENT_TIER_RAM)
+		s->pinned += pin_bytes(s, p);
 	*out = s->n_params++;
 	return ahead_add(s, *out);
 }
@@ -549,8 +521,6 @@ static int register_locked(struct moment_session *s, struct moment_param *params
 	res = wanted_all(s, params, n, want);
 	if (res == 0 && first)
 		res = judge(s, want, n);
-	if (res == 0)
-		res = pins_fit(s, want, n);
 	if (res == 0 && first && (s->flags & MOMENT_OPEN_FRESH))
 		res = drop_extras(s, want, n);
 	if (res == 0)
@@ -650,6 +620,8 @@ int moment_remove(struct moment_session *s, uint32_t handle)
 		res = s->path->ops->remove(s->path, &p->handle, 1);
 	if (res == 0) {
 		p->dead = true;
+		if (p->tier == MOMENT_TIER_RAM)
+			s->pinned -= pin_bytes(s, p);
 		ahead_reset(s);
 	}
 	return session_leave(s, res);

@@ -87,7 +87,7 @@ struct moment_session {
 	bool touched; /* the open step has changed something */
 	uint64_t open_step;
 	uint64_t last_step; /* the last boundary, MOMENT_STEP_NONE */
-	uint64_t leased;    /* bytes, as pieces */
+	uint64_t pinned;    /* bytes of the RAM tier, of MOMENT_TIER_RAM parameters */
 	struct ahead ahead;
 };
 

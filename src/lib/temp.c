@@ -97,13 +97,16 @@ static void sweep(const char *root)
 	closedir(d);
 }
 
-int temp_create(struct temp *t, bool *on_tmpfs)
+int temp_create(struct temp *t, const char *root, bool *on_tmpfs)
 {
-	const char *root = temp_root();
 	struct statfs fs;
 	int res;
 
 	*t = (struct temp){.lock = -1};
+	if (!root)
+		root = temp_root();
+	else if (mkdir(root, 0755) < 0 && errno != EEXIST)
+		return err_set(-errno, "cannot make %s: %s", root, strerror(errno));
 	sweep(root);
 	if (asprintf(&t->dir, "%s/" PREFIX "XXXXXX", root) < 0) {
 		t->dir = NULL;

@@ -146,7 +146,8 @@ out:
 	return res;
 }
 
-static int open_temporary(struct moment_session *s, enum data data, struct path_opts *po)
+static int open_temporary(const struct moment_open_opts *o, struct moment_session *s,
+			  enum data data, struct path_opts *po)
 {
 	bool on_tmpfs = false;
 	int res;
@@ -155,7 +156,7 @@ static int open_temporary(struct moment_session *s, enum data data, struct path_
 		return err_set(
 			-EINVAL,
 			"a temporary backing is embedded: name a mount point or a backing for another data path");
-	res = temp_create(&s->temp, &on_tmpfs);
+	res = temp_create(&s->temp, o->temp_dir, &on_tmpfs);
 	if (res < 0)
 		return res;
 	if (on_tmpfs)
@@ -192,5 +193,5 @@ int where_open(const struct moment_open_opts *o, struct moment_session *s)
 		return open_mount(o, s, data, &po);
 	if (o->backing)
 		return open_backing(o, s, data, &po);
-	return open_temporary(s, data, &po);
+	return open_temporary(o, s, data, &po);
 }
