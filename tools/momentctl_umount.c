@@ -54,6 +54,7 @@ static int read_status(struct umount *u)
 	u->sessions = ctl_json_u64(j, "$.mount.sessions");
 	u->handles = ctl_json_u64(j, "$.mount.handles");
 	path = ctl_json_get(j, "$.mount.socket");
+	free(u->socket_path);
 	u->socket_path = *path ? strdup(path) : NULL;
 	ctl_json_close(j);
 	free(text);
@@ -129,13 +130,14 @@ static int unmount(struct umount *u)
 		return CTL_OK;
 	if (errno == EPERM && run_fusermount(u->t.mount) == CTL_OK)
 		return CTL_OK;
-	if (errno == EBUSY)
-		ctl_error(
-			"%s: in use (%llu open files; fuser -vm '%s' tells by whom); committed, but still "
-			"mounted. --lazy detaches it now and gives its users 10 seconds",
-			u->t.mount, (unsigned long long)u->handles, u->t.mount);
-	else
+	if (errno != EBUSY) {
 		ctl_error("%s: could not be unmounted: %s", u->t.mount, strerror(errno));
+		return CTL_FAILED;
+	}
+	read_status(u); /* how many now */
+	ctl_error("%s: in use (%llu open files; fuser -vm '%s' tells by whom); committed, but still "
+		  "mounted. --lazy detaches it now and gives its users 10 seconds",
+		  u->t.mount, (unsigned long long)u->handles, u->t.mount);
 	return CTL_FAILED;
 }
 

@@ -15,6 +15,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -101,13 +102,20 @@ static int check_empty(const char *point)
 	return res;
 }
 
-static int check_mountpoint(const char *path, char **out)
+/* stat() may be answered from what the kernel remembers; this one asks who serves the mount. */
+static bool is_dead(const char *path)
 {
-	struct mountinfo m;
+	struct statfs s;
+
+	return statfs(path, &s) && errno == ENOTCONN;
+}
+
+static int find_mountpoint(const char *path, char **out)
+{
 	struct stat st;
 	int res;
 
-	if (stat(path, &st) && errno == ENOTCONN) {
+	if (is_dead(path)) {
 		*out = resolve_parent(path);
 		if (!*out) {
 			log_error("MOUNTPOINT %s: %s", path, strerror(errno));
@@ -136,14 +144,21 @@ static int check_mountpoint(const char *path, char **out)
 		log_error("MOUNTPOINT %s: %s", path, strerror(errno));
 		return EXIT_MOUNTPOINT;
 	}
-	if (mountinfo_at(*out, &m) && !strcmp(m.type, MOMENTFS_TYPE)) {
+	return 0;
+}
+
+static int check_mountpoint(const char *point)
+{
+	struct mountinfo m;
+
+	if (mountinfo_at(point, &m) && !strcmp(m.type, MOMENTFS_TYPE)) {
 		log_error(
 			"MOUNTPOINT %s: momentfs is mounted there already, of %s; unmount it with: "
 			"momentctl umount '%s'",
-			*out, m.source, *out);
+			point, m.source, point);
 		return EXIT_MOUNTPOINT;
 	}
-	return check_empty(*out);
+	return check_empty(point);
 }
 
 static int check_backing(const char *path, const char *point, char **out)
@@ -181,9 +196,11 @@ static int check_backing(const char *path, const char *point, char **out)
 
 int check_paths(const struct options *o, char **backing, char **mountpoint)
 {
-	int res = check_mountpoint(o->mountpoint, mountpoint);
+	int res = find_mountpoint(o->mountpoint, mountpoint);
 
-	return res ? res : check_backing(o->backing, *mountpoint, backing);
+	if (!res)
+		res = check_backing(o->backing, *mountpoint, backing);
+	return res ? res : check_mountpoint(*mountpoint);
 }
 
 /* ---- FUSE ----------------------------------------------------------------------------------- */
