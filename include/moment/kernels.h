@@ -133,8 +133,12 @@ struct moment_slice {
  * decay), of m and v as written, of the new weights in fp32 (before rounding to 16 bits), and of
  * what was taken off the weights, without decoupled decay. What the optimizer does not have adds 0.
  *
+ * Squares are formed in fp32 (of v in double) and added up in double, after runs of 32: a sum is
+ * within 2e-6 of the exact one, and nearly always much closer. A square under 2^-126 counts as 0, a
+ * value from 2^64 on makes the sum infinite. A sum that met a NaN is NaN.
+ *
  * For one slice the sums are the same bits at every instruction set and thread count. They depend,
- * in the last bits, on how a parameter is cut into slices. A sum that met a NaN is NaN.
+ * in the last bits, on how a parameter is cut into slices.
  */
 struct moment_extras {
 	uint32_t found;

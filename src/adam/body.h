@@ -11,7 +11,7 @@
  *	v_gt v_unordered v_select(mask, a, b)
  *	v_keep(x, n)	x with all lanes from n on made +0
  *	v_found(x)	MOMENT_FOUND_ bits
- *	vd_zero vd_add_square(sum, x) vd_store
+ *	vd_zero vd_add(sum, x) vd_add_square(sum, x) vd_store
  * Each is one correctly rounded IEEE operation or moves bits, so any two sets agree; only NaN
  * payloads differ, and those are made one at the stores. Types and options are looked at once for
  * each block: the branches are the same all through a call and cost nothing next to a division, and
@@ -74,20 +74,56 @@ ALWAYS_INLINE vf sign(vf x)
 	return v_select(v_unordered(x, x), x, s);
 }
 
-/* Adds the squares of x to a sum; of its first lanes only where fewer than VW of n are left at
- * `from`. */
-ALWAYS_INLINE void add_square(struct vd *sum, vf x, size_t from, size_t n)
+/*
+ * Sums of squares. Conversion to double is what they cost, so squares are formed and first added up
+ * in fp32, for a run of elements, and then in double. Only v is squared in double: it is a square
+ * itself, and its own square leaves fp32's range at quite ordinary gradients.
+ */
+#define SUM_RUN (32 * KERNEL_BLOCK)
+
+struct sums {
+	vf run[KERNEL_SUMS][KERNEL_BLOCK / VW];
+	struct vd total[KERNEL_SUMS][KERNEL_BLOCK / VW];
+	uint32_t found;
+};
+
+/* x, with zeros for its lanes from element n on, where the first lane is element `from`. */
+ALWAYS_INLINE vf counted(vf x, size_t from, size_t n)
 {
-	if (n < from + VW)
-		x = v_keep(x, n > from ? n - from : 0);
-	*sum = vd_add_square(*sum, x);
+	if (n >= from + VW)
+		return x;
+	return v_keep(x, n > from ? n - from : 0);
+}
+
+ALWAYS_INLINE void add_square(vf *sum, vf x)
+{
+	*sum = v_add(*sum, v_mul(x, x));
+}
+
+ALWAYS_INLINE void sums_init(struct sums *sums)
+{
+	for (int s = 0; s < KERNEL_SUMS; s++)
+		for (size_t k = 0; k < KERNEL_BLOCK / VW; k++) {
+			sums->run[s][k] = v_set1(0.0f);
+			sums->total[s][k] = vd_zero();
+		}
+	sums->found = 0;
+}
+
+ALWAYS_INLINE void sums_end_run(struct sums *sums)
+{
+	for (int s = 0; s < KERNEL_SUMS; s++)
+		for (size_t k = 0; k < KERNEL_BLOCK / VW; k++) {
+			sums->total[s][k] = vd_add(sums->total[s][k], sums->run[s][k]);
+			sums->run[s][k] = v_set1(0.0f);
+		}
 }
 
 /* One block: n of its KERNEL_BLOCK elements are real, the others are padding that no sum may see.
  */
 ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kernel_args *a,
 				const struct arrays *q, size_t at, size_t n, int kind, bool want,
-				struct vd sums[KERNEL_SUMS][KERNEL_BLOCK / VW], uint32_t *found)
+				struct sums *sums)
 {
 	const bool has_m =
 		kind == MOMENT_ADAM || kind == MOMENT_LION || (kind == MOMENT_SGD && q->m);
@@ -105,8 +141,8 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 		g = c->divide ? v_div(g, v_set1(c->g_div)) : v_mul(g, v_set1(c->g_mul));
 		if (want) {
 			/* Padding is zero: nothing to find there. */
-			*found |= v_found(g);
-			add_square(&sums[SUM_G][k], g, from, n);
+			sums->found |= v_found(g);
+			add_square(&sums->run[SUM_G][k], counted(g, from, n));
 		}
 		if (c->l2)
 			g = v_fma(v_set1(c->decay_l2), p, g);
@@ -156,11 +192,12 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 		store_as(q->p, i, a->p_dtype, p);
 		if (want) {
 			if (has_m)
-				add_square(&sums[SUM_M][k], m, from, n);
+				add_square(&sums->run[SUM_M][k], counted(m, from, n));
 			if (has_v)
-				add_square(&sums[SUM_V][k], v, from, n);
-			add_square(&sums[SUM_P][k], p, from, n);
-			add_square(&sums[SUM_UPDATE][k], u, from, n);
+				sums->total[SUM_V][k] =
+					vd_add_square(sums->total[SUM_V][k], counted(v, from, n));
+			add_square(&sums->run[SUM_P][k], counted(p, from, n));
+			add_square(&sums->run[SUM_UPDATE][k], counted(u, from, n));
 		}
 	}
 }
@@ -182,7 +219,7 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 
 ALWAYS_INLINE void update_tail(const struct kernel_consts *c, const struct kernel_args *a,
 			       const struct arrays *all, size_t at, size_t n, int kind, bool want,
-			       struct vd sums[KERNEL_SUMS][KERNEL_BLOCK / VW], uint32_t *found)
+			       struct sums *sums)
 {
 	size_t p_size = a->p_dtype == MOMENT_F32 ? 4 : 2, g_size = a->g_dtype == MOMENT_F32 ? 4 : 2;
 	unsigned char p[4 * KERNEL_BLOCK], g[4 * KERNEL_BLOCK], m[4 * KERNEL_BLOCK];
@@ -195,7 +232,7 @@ ALWAYS_INLINE void update_tail(const struct kernel_consts *c, const struct kerne
 	BOUNCE_IN(v, 4);
 	BOUNCE_IN(master, 4);
 	BOUNCE_IN(vmax, 4);
-	update_block(c, a, &q, 0, n, kind, want, sums, found);
+	update_block(c, a, &q, 0, n, kind, want, sums);
 	BOUNCE_OUT(p, p_size);
 	BOUNCE_OUT(m, 4);
 	BOUNCE_OUT(v, 4);
@@ -231,21 +268,25 @@ ALWAYS_INLINE void update(const struct kernel_args *a, size_t begin, size_t end,
 		.vmax = (unsigned char *)a->vmax,
 	};
 	const size_t whole = begin + (end - begin) / KERNEL_BLOCK * KERNEL_BLOCK;
-	struct vd sums[KERNEL_SUMS][KERNEL_BLOCK / VW];
-	uint32_t found = 0;
+	struct sums sums;
+	size_t i = begin;
 
-	for (int s = 0; s < KERNEL_SUMS; s++)
-		for (size_t k = 0; k < KERNEL_BLOCK / VW; k++)
-			sums[s][k] = vd_zero();
-	for (size_t i = begin; i < whole; i += KERNEL_BLOCK)
-		update_block(&c, a, &q, i, KERNEL_BLOCK, kind, want, sums, &found);
+	sums_init(&sums);
+	while (i < whole) {
+		size_t stop = whole - i < SUM_RUN ? whole : i + SUM_RUN;
+
+		for (; i < stop; i += KERNEL_BLOCK)
+			update_block(&c, a, &q, i, KERNEL_BLOCK, kind, want, &sums);
+		sums_end_run(&sums);
+	}
 	if (whole < end)
-		update_tail(&c, a, &q, whole, end - whole, kind, want, sums, &found);
+		update_tail(&c, a, &q, whole, end - whole, kind, want, &sums);
 	if (!want)
 		return;
+	sums_end_run(&sums);
 	for (int s = 0; s < KERNEL_SUMS; s++)
-		out->sum[s] = sum_lanes(sums[s]);
-	out->found = found;
+		out->sum[s] = sum_lanes(sums.total[s]);
+	out->found = sums.found;
 }
 
 #define KERNEL(name, kind) \

@@ -138,6 +138,14 @@ static inline struct vd vd_zero(void)
 	return (struct vd){_mm256_setzero_pd(), _mm256_setzero_pd()};
 }
 
+static inline struct vd vd_add(struct vd sum, vf x)
+{
+	__m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+	__m256d hi = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+
+	return (struct vd){_mm256_add_pd(sum.lo, lo), _mm256_add_pd(sum.hi, hi)};
+}
+
 static inline struct vd vd_add_square(struct vd sum, vf x)
 {
 	__m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(x));

@@ -187,6 +187,11 @@ static inline struct vd vd_zero(void)
 	return (struct vd){0.0};
 }
 
+static inline struct vd vd_add(struct vd sum, vf x)
+{
+	return (struct vd){sum.sum + (double)x};
+}
+
 /* The square of a float is exact in double: one rounding, whether this is fused or not. */
 static inline struct vd vd_add_square(struct vd sum, vf x)
 {

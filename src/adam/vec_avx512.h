@@ -118,6 +118,14 @@ static inline struct vd vd_zero(void)
 	return (struct vd){_mm512_setzero_pd(), _mm512_setzero_pd()};
 }
 
+static inline struct vd vd_add(struct vd sum, vf x)
+{
+	__m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+	__m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+
+	return (struct vd){_mm512_add_pd(sum.lo, lo), _mm512_add_pd(sum.hi, hi)};
+}
+
 static inline struct vd vd_add_square(struct vd sum, vf x)
 {
 	__m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
