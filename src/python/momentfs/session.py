@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Session: libmoment's session as a Python object. Arrays are anything with an address: numpy or torch."""
+
+import ctypes
+import os
+import sys
+import warnings
+import weakref
+
+from momentfs import _lib
+from momentfs._lib import check, lib
+
+
+def _close(handle, pid):
+    if os.getpid() == pid:
+        lib.moment_close(handle)
+
+
+def _path(p):
+    return os.fsencode(p) if p is not None else None
+
+
+class Session:
+    """One trainer's hold on one backing. See moment.h for the meaning of everything here.
+
+    mount: a live mount point; backing: a directory (its daemon is joined, or else the engine runs in this process);
+    neither: a temporary backing. resume: True, or "partial" to let parameters that are not there start at zero.
+    """
+
+    def __init__(
+        self,
+        mount=None,
+        backing=None,
+        *,
+        resume=False,
+        fresh=False,
+        readonly=False,
+        data=None,
+        ram=0,
+        block=0,
+        commit_seconds=0,
+        threads=0,
+        hints=True,
+        temp_dir=None,
+    ):
+        if resume not in (False, True, "partial"):
+            raise ValueError(f"resume={resume!r}: False, True or 'partial'")
+        self._messages = []
+        self._on_message = _lib.MESSAGE_FN(self._take_message)  # lives as long as the session
+        flags = (
+            (_lib.OPEN_RESUME if resume else 0)
+            | (_lib.OPEN_NEW_OK if resume == "partial" else 0)
+            | (_lib.OPEN_FRESH if fresh else 0)
+            | (_lib.OPEN_READONLY if readonly else 0)
+            | (0 if hints else _lib.OPEN_NO_HINTS)
+        )
+        opts = _lib.OpenOpts(
+            size=ctypes.sizeof(_lib.OpenOpts),
+            flags=flags,
+            mount=_path(mount),
+            backing=_path(backing),
+            temp_dir=_path(temp_dir),
+            data=data.encode() if data else None,
+            ram=ram or 0,
+            block=block or 0,
+            commit_seconds=commit_seconds or 0,
+            threads=threads or 0,
+            message=self._on_message,
+        )
+        handle = ctypes.c_void_p()
+        res = lib.moment_open(ctypes.byref(opts), ctypes.byref(handle))
+        self._tell()
+        check(res)
+        self._h = handle
+        self._finalizer = weakref.finalize(self, _close, handle, os.getpid())
+
+    # ---- messages: gathered while the library runs, told when it has returned ----
+
+    def _take_message(self, _arg, kind, text):
+        self._messages.append((kind, text.decode("utf-8", "replace")))
+
+    def _tell(self):
+        messages, self._messages = self._messages, []
+        for kind, text in messages:
+            if kind == _lib.WARNING:
+                warnings.warn(text, stacklevel=4)
+            elif os.environ.get("MOMENT_QUIET", "0") in ("", "0"):
+                print(f"momentfs: {text}", file=sys.stderr)
+
+    def _call(self, fn, *args):
+        if self._h is None:
+            raise ValueError("the session is closed")
+        res = fn(self._h, *args)
+        if self._messages:
+            self._tell()
+        return check(res)
+
+    # ---- life ----
+
+    def close(self):
+        """Commits (embedded) and ends. Raises what the commit met; the session is gone in any case."""
+        if self._h is None:
+            return
+        handle, self._h = self._h, None
+        if self._finalizer.detach():
+            check(lib.moment_close(handle))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def info(self):
+        """A dict: data_path, mount, backing, ram, committed_step, read_bytes and so on; None where there is none."""
+        info = _lib.Info()
+        self._call(lib.moment_get_info, ctypes.byref(info))
+        out = {name: getattr(info, name) for name, _ in _lib.Info._fields_}
+        for key in ("mount", "backing"):
+            out[key] = os.fsdecode(out[key]) if out[key] is not None else None
+        out["data_path"] = out["data_path"].decode()
+        for key in ("committed_step", "step", "open_step", "rolled_back"):
+            if out[key] == _lib.STEP_NONE:
+                out[key] = None
+        return out
+
+    # ---- parameters ----
+
+    @staticmethod
+    def _params(entries):
+        """ctypes of [{"name", "shape", "arrays"?, "dtypes"?, "tier"?, "hyper"?}], and what must outlive the call."""
+        array = (_lib.Param * max(len(entries), 1))()
+        keep = []
+        for c, e in zip(array, entries):
+            shape = (ctypes.c_uint64 * max(len(e["shape"]), 1))(*e["shape"])
+            keep.append(shape)
+            c.name = _lib.encode(e["name"])
+            c.ndim = len(e["shape"])
+            c.shape = shape
+            for role in e.get("arrays", (_lib.EXP_AVG, _lib.EXP_AVG_SQ)):
+                c.arrays |= 1 << role
+            for role, dtype in e.get("dtypes", {}).items():
+                c.dtype[role] = dtype
+            c.tier = _lib.TIERS[e.get("tier", "auto")]
+            c.hyper = e["hyper"].encode() if e.get("hyper") else None
+        return array, keep
+
+    def register(self, entries):
+        """Makes or finds parameters: dicts with name, shape, and arrays (roles), dtypes, tier, hyper where they matter.
+
+        Returns a list of (handle, found, step)."""
+        array, _keep = self._params(entries)
+        self._call(lib.moment_register, array, len(entries))
+        return [(c.handle, bool(c.found), c.step) for c, _ in zip(array, entries)]
+
+    def compare(self, entries):
+        """[(kind, name, detail)] of how the backing, as it was opened, differs from entries; kind is "missing",
+        "extra", "reshaped" or "retyped"."""
+        out = []
+        kinds = {1: "missing", 2: "extra", 3: "reshaped", 4: "retyped"}
+        fn = _lib.DIFFERENCE_FN(
+            lambda _a, kind, name, detail: out.append((kinds[kind], _lib.decode(name), detail.decode()))
+        )
+        array, _keep = self._params(entries)
+        self._call(lib.moment_compare, array, len(entries), fn, None)
+        return out
+
+    def list(self):
+        """What the backing held when it was opened: [{"name", "shape", "arrays", "step"}]."""
+        out = []
+
+        def add(_arg, p):
+            c = p.contents
+            out.append(
+                {
+                    "name": _lib.decode(c.name),
+                    "shape": tuple(c.shape[i] for i in range(c.ndim)),
+                    "arrays": tuple(r for r in range(_lib.ROLES) if c.arrays >> r & 1),
+                    "step": c.step,
+                }
+            )
+            return 0
+
+        self._call(lib.moment_list, _lib.LIST_FN(add), None)
+        return out
+
+    def find(self, name):
+        return self._call(lib.moment_find, _lib.encode(name))
+
+    def remove(self, param):
+        self._call(lib.moment_remove, param)
+
+    def param_step(self, param):
+        out = ctypes.c_uint64()
+        self._call(lib.moment_param_step, param, ctypes.byref(out))
+        return out.value
+
+    def set_param_step(self, param, step):
+        self._call(lib.moment_set_param_step, param, step)
+
+    # ---- steps ----
+
+    def step(self, label, items, finite=False, commit=False):
+        """A whole step over a list of _lib.Item."""
+        array = items if isinstance(items, ctypes.Array) else (_lib.Item * max(len(items), 1))(*items)
+        flags = (_lib.STEP_FINITE if finite else 0) | (_lib.STEP_COMMIT if commit else 0)
+        self._call(lib.moment_step, label, array, len(items), flags)
+
+    def step_blocks(self, label, updates, commit=False):
+        """A whole step with your own update: updates is [(param, p, g, fn)], p and g contiguous numpy arrays (or None).
+
+        fn(p, g, state, step) gets numpy views of one block: state is a dict by array name. It changes p and the
+        state in place. An exception ends the step, which is then torn (rollback)."""
+        import numpy as np
+
+        raised = []
+        items, keep = [], []
+        for param, p, g, fn in updates:
+            for a in (p, g):
+                if a is not None and not a.flags["C_CONTIGUOUS"]:
+                    raise ValueError("p and g must be contiguous")
+            items.append(self._block_item(np, param, p, g, fn, raised, keep))
+        try:
+            self.step(label, items, commit=commit)
+        except _lib.MomentError:
+            if raised:
+                raise raised[0]
+            raise
+
+    @staticmethod
+    def _block_item(np, param, p, g, fn, raised, keep):
+        flat_p = p.reshape(-1) if p is not None else None
+        flat_g = g.reshape(-1) if g is not None else None
+        names = ("exp_avg", "exp_avg_sq", "master", "max_exp_avg_sq")
+
+        def call(_arg, block):
+            b = block.contents
+            lo, hi = b.first, b.first + b.numel
+            state = {
+                name: np.frombuffer((ctypes.c_float * b.numel).from_address(b.state[r]), dtype=np.float32)
+                for r, name in enumerate(names)
+                if b.state[r]
+            }
+            try:
+                fn(
+                    flat_p[lo:hi] if flat_p is not None else None,
+                    flat_g[lo:hi] if flat_g is not None else None,
+                    state,
+                    b.step,
+                )
+                return 0
+            except BaseException as e:  # must not pass through C; told again behind it
+                raised.append(e)
+                return -1
+
+        item = _lib.Item(param=param, fn=_lib.BLOCK_FN(call))
+        keep.append((item, p, g))
+        return item
+
+    def pre_step(self, label):
+        self._call(lib.moment_pre_step, label)
+
+    def pre_update(self, param):
+        self._call(lib.moment_pre_update, param)
+
+    def apply(self, item):
+        self._call(lib.moment_apply, ctypes.byref(item))
+
+    def post_update(self, param):
+        self._call(lib.moment_post_update, param)
+
+    def post_step(self, label, commit=False):
+        self._call(lib.moment_post_step, label, _lib.STEP_COMMIT if commit else 0)
+
+    def abort_step(self):
+        self._call(lib.moment_abort_step)
+
+    # ---- commits ----
+
+    def commit(self, wait=True):
+        self._call(lib.moment_commit, 1 if wait else 0)
+
+    @property
+    def committed_step(self):
+        """The step that a crash would return to; None: none yet."""
+        out = ctypes.c_uint64()
+        self._call(lib.moment_committed_step, ctypes.byref(out))
+        return None if out.value == _lib.STEP_NONE else out.value
+
+    def rollback(self):
+        self._call(lib.moment_rollback)
+
+    # ---- content ----
+
+    def read(self, param, role, first, numel, address):
+        self._call(lib.moment_read_state, param, role, first, numel, address)
+
+    def write(self, param, role, first, numel, address):
+        self._call(lib.moment_write_state, param, role, first, numel, address)
+
+    def map(self, param, role):
+        """One array, contiguous and read-only, as a memoryview of bytes. It stays mapped as long as that lives."""
+        out, size = ctypes.c_void_p(), ctypes.c_size_t()
+        self._call(lib.moment_map_state, param, role, ctypes.byref(out), ctypes.byref(size))
+        buf = (ctypes.c_uint8 * size.value).from_address(out.value)
+        weakref.finalize(buf, lib.moment_unmap_state, out.value, size.value)
+        return memoryview(buf).cast("B").toreadonly()

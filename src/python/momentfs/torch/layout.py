@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State as torch.optim shows it: opt.state, and state_dict in torch.optim.AdamW's own layout."""
+
+from collections.abc import MutableMapping
+
+import torch
+
+KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master")
+# The largest count up to which a float type holds every integer.
+EXACT = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24, torch.float64: 2**53}
+
+
+class Writing:
+    """A step of its own around several writes, under the last step's label."""
+
+    def __init__(self, session, label):
+        self._session, self._label = session, label
+
+    def __enter__(self):
+        self._session.pre_step(self._label)
+
+    def __exit__(self, kind, value, trace):
+        if kind is None:
+            self._session.post_step(self._label)
+            return
+        try:
+            self._session.abort_step()
+        except OSError:
+            pass  # something was written: torn, as the session will say; the first error is the one to tell
+
+
+class State(MutableMapping):
+    """opt.state[p]: looks like torch's dict, but each array is read from its file when it is asked for."""
+
+    def __init__(self, opt, p):
+        self._opt, self._p = opt, p
+
+    def _names(self):
+        slot = self._opt._slots.get(self._p)
+        if slot is None or self._opt._session.param_step(slot.handle) == 0:
+            return ()  # torch has nothing before the first update
+        return ("step", *slot.roles)
+
+    def __getitem__(self, key):
+        slot = self._opt._slots.get(self._p)
+        if slot is None:
+            raise KeyError(key)
+        if key == "step":
+            return torch.tensor(float(self._opt._session.param_step(slot.handle)), dtype=torch.float32)
+        if key not in slot.roles:
+            raise KeyError(key)
+        return self._opt._read_flat(self._p, slot.roles[key])
+
+    def __setitem__(self, key, value):
+        slot = self._opt._slots.get(self._p)
+        if slot is None or (key != "step" and key not in slot.roles):
+            raise KeyError(key)
+        if key == "step":
+            self._opt._session.set_param_step(slot.handle, count_of(value, slot.name))
+            return
+        if tuple(value.shape) != tuple(self._p.shape):
+            raise ValueError(f"{slot.name}: {key} has shape {tuple(value.shape)}, not {tuple(self._p.shape)}")
+        with self._opt._writing():
+            self._opt._write_flat(slot.handle, slot.roles[key], exact_float32(value, slot.name, key))
+
+    def __delitem__(self, key):
+        raise TypeError("state on the drive cannot be deleted key by key")
+
+    def __iter__(self):
+        return iter(self._names())
+
+    def __len__(self):
+        return len(self._names())
+
+    def __repr__(self):
+        return f"<state of {self._opt._names.of(self._p)}: {', '.join(self._names()) or 'no updates yet'}>"
+
+
+class States(MutableMapping):
+    """opt.state."""
+
+    def __init__(self, opt):
+        self._opt = opt
+
+    def __getitem__(self, p):
+        other = self._opt._foreign_state(p) if hasattr(self._opt, "_foreign_state") else None
+        return other if other is not None else State(self._opt, p)
+
+    def __setitem__(self, p, value):
+        state = self[p]
+        for key in value:
+            state[key] = value[key]
+
+    def __delitem__(self, p):
+        raise TypeError("state on the drive cannot be deleted this way")
+
+    def __contains__(self, p):
+        return p in self._opt._slots
+
+    def __iter__(self):
+        return iter(list(self._opt._slots))
+
+    def __len__(self):
+        return len(self._opt._slots)
+
+
+def count_of(step, name):
+    """An update count from any of the forms that are in use: int, float, tensors of 0 or 1 elements."""
+    if isinstance(step, torch.Tensor):
+        if step.numel() != 1:
+            raise ValueError(f"{name}: step is a tensor of {step.numel()} elements")
+        value = step.reshape(()).item()
+        limit = EXACT.get(step.dtype)
+        if limit is not None and value > limit and step.dtype in (torch.bfloat16, torch.float16):
+            raise ValueError(f"{name}: step is {value:.0f} in {step.dtype}, which counts exactly to {limit} only: "
+                             "the true count is lost; set it by hand")
+    else:
+        value = step
+    if value != int(value) or value < 0:
+        raise ValueError(f"{name}: step is {step!r}, not a count")
+    return int(value)
+
+
+def exact_float32(value, name, key):
+    """value for a float32 file, if no bit is lost by that."""
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        raise ValueError(f"{name}: {key} is not a tensor of floating-point numbers")
+    if value.dtype == torch.float64:
+        raise ValueError(f"{name}: {key} is float64; state is kept in float32, which would round it")
+    return value.detach().to("cpu", torch.float32)
+
+
+def _numbered(opt):
+    """(number, tensor) of all parameters, as torch numbers them."""
+    params = [p for g in opt.param_groups for p in g["params"]]
+    return list(enumerate(params))
+
+
+def export(opt):
+    state = {}
+    for i, p in _numbered(opt):
+        entry = {key: opt.state[p][key] for key in opt.state[p]}
+        if entry:
+            state[i] = entry
+    groups, at = [], 0
+    for g in opt.param_groups:
+        out = {k: v for k, v in g.items() if k != "params"}
+        out["params"] = list(range(at, at + len(g["params"])))
+        out["param_names"] = [opt._names.of(p) for p in g["params"]]
+        at += len(g["params"])
+        groups.append(out)
+    return {"state": state, "param_groups": groups}
+
+
+def _match(opt, saved_groups):
+    """{number in the saved dict: our tensor}: by names if it has them, else by place, as torch does."""
+    groups = opt.param_groups
+    if len(saved_groups) != len(groups):
+        raise ValueError(f"the state dict has {len(saved_groups)} parameter groups, the optimizer {len(groups)}")
+    out = {}
+    for n, (saved, group) in enumerate(zip(saved_groups, groups)):
+        if len(saved["params"]) != len(group["params"]):
+            raise ValueError(f"group {n} has {len(group['params'])} parameters, in the state dict {len(saved['params'])}")
+        names = saved.get("param_names")
+        if not names:
+            out.update(zip(saved["params"], group["params"]))
+            continue
+        ours = {opt._names.of(p): p for p in group["params"]}
+        unknown = sorted(set(names) - set(ours))
+        missing = sorted(set(ours) - set(names))
+        if unknown or missing:
+            raise ValueError(f"group {n}: not in this optimizer: {', '.join(unknown) or 'none'}; "
+                             f"not in the state dict: {', '.join(missing) or 'none'}")
+        out.update((number, ours[name]) for number, name in zip(saved["params"], names))
+    return out
+
+
+def _check_entry(opt, p, entry):
+    """Everything that could be wrong with one parameter's saved state, before anything is changed."""
+    name = opt._names.of(p)
+    foreign = [k for k in entry if k not in KNOWN]
+    if foreign:
+        raise ValueError(f"{name}: state of another kind of optimizer, with {', '.join(map(str, foreign))}; "
+                         f"known are {', '.join(KNOWN)}")
+    slot = opt._slots[p]
+    need = {"step", *slot.roles} - {"master"}
+    if not need <= set(entry):
+        raise ValueError(f"{name}: the state dict lacks {', '.join(sorted(need - set(entry)))}")
+    extra = set(entry) - {"step", "master", *slot.roles}
+    if extra:
+        raise ValueError(f"{name}: the state dict has {', '.join(sorted(extra))}, which this optimizer does not keep")
+    count_of(entry["step"], name)
+    for key in entry:
+        if key == "step":
+            continue
+        value = exact_float32(entry[key], name, key)
+        if tuple(value.shape) != tuple(p.shape):
+            raise ValueError(f"{name}: {key} has shape {tuple(value.shape)}, the parameter {tuple(p.shape)}")
+
+
+def load(opt, state_dict):
+    if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
+        keys = ", ".join(map(str, state_dict)) if isinstance(state_dict, dict) else type(state_dict).__name__
+        raise ValueError(f"not an optimizer's state dict: it has {keys}; state and param_groups are needed")
+    tensors = _match(opt, state_dict["param_groups"])
+    saved = {}
+    for number, entry in state_dict["state"].items():
+        if number not in tensors:
+            raise ValueError(f"the state dict has state for parameter {number!r}, which is in none of its groups")
+        saved[tensors[number]] = entry
+    ours = {p: e for p, e in saved.items() if opt._is_ours(p)}
+    opt._register([p for p in ours])
+    for p, entry in ours.items():
+        _check_entry(opt, p, entry)
+    counts = [count_of(e["step"], "") for e in ours.values()]
+    label = max(counts, default=0)
+    with Writing(opt._session, label):
+        for p, slot in opt._slots.items():
+            entry = ours.get(p)
+            if entry is None:  # never updated, says the dict
+                zero = torch.zeros(p.shape)
+                for key, role in slot.roles.items():
+                    if key != "master":
+                        opt._write_flat(slot.handle, role, zero)
+                opt._session.set_param_step(slot.handle, 0)
+                slot.stale = slot.master
+                continue
+            for key, role in slot.roles.items():
+                if key in entry:
+                    opt._write_flat(slot.handle, role, exact_float32(entry[key], slot.name, key))
+            opt._session.set_param_step(slot.handle, count_of(entry["step"], slot.name))
+            slot.stale = slot.master
+    opt._label = label
+    if hasattr(opt, "_load_foreign"):
+        opt._load_foreign({p: e for p, e in saved.items() if p not in ours})
+    for saved_group, group in zip(state_dict["param_groups"], opt.param_groups):
+        for key, value in saved_group.items():
+            if key not in ("params", "param_names"):
+                group[key] = value

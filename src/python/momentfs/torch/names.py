@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a parameter is called. The name is the identity of its state: across runs nothing else stays the same."""
+
+import warnings
+
+import torch
+
+
+class Names:
+    """Names of tensors, from pairs, from a model, or by position. Tensors are told apart by identity."""
+
+    def __init__(self, model=None, warn_unnamed=True):
+        self._name = {}  # id -> name; ids stay valid because _tensor keeps the tensors
+        self._tensor = {}  # name -> tensor, aliases of tied ones included
+        self._unnamed = 0
+        self._warn = warn_unnamed
+        self._model = model
+
+    def _from_model(self):
+        """Names known to the model, tied tensors under each of theirs."""
+        out = {}
+        if self._model is not None:
+            for prefix, module in self._model.named_modules(remove_duplicate=False):
+                for name, p in module.named_parameters(recurse=False):
+                    out.setdefault(id(p), []).append(f"{prefix}.{name}" if prefix else name)
+        return out
+
+    def add(self, tensor, name=None):
+        """Notes a name; False if the tensor had one, and this is only another (a tied parameter)."""
+        known = self._name.get(id(tensor))
+        if name is None:
+            if known is not None:
+                return False
+            aliases = self._from_model().get(id(tensor))
+            if aliases:
+                for alias in aliases:
+                    self._claim(tensor, alias)
+                self._name[id(tensor)] = aliases[0]
+                return True
+            name = f"unnamed.{self._unnamed}"
+            self._unnamed += 1
+            if self._warn:
+                self._warn = False
+                warnings.warn(
+                    "parameters without names: they are called unnamed.0, unnamed.1, ... in the order given, so a changed "
+                    "order gives one's state to another of the same shape. Pass model.named_parameters() or model=",
+                    stacklevel=5,
+                )
+        self._claim(tensor, name)
+        if known is not None:
+            return False
+        self._name[id(tensor)] = name
+        return True
+
+    def _claim(self, tensor, name):
+        other = self._tensor.setdefault(name, tensor)
+        if other is not tensor:
+            raise ValueError(f"two parameters are called {name!r}")
+
+    def forget(self, tensors):
+        """As if they had never been added (their group was refused)."""
+        for t in tensors:
+            self._name.pop(id(t), None)
+            for name in [n for n, other in self._tensor.items() if other is t]:
+                del self._tensor[name]
+
+    def of(self, tensor):
+        return self._name[id(tensor)]
+
+    def tensor(self, name):
+        return self._tensor[name]
+
+
+def group_of(names, group):
+    """A param group as torch wants it: a list of distinct tensors, their names noted. group is a dict whose "params"
+    are a tensor, tensors, or (name, tensor) pairs. Also returns the tensors that are new here."""
+    params = group["params"]
+    if isinstance(params, torch.Tensor):
+        params = [params]
+    elif isinstance(params, set):
+        raise TypeError("a set of parameters has no order: pass a list, or named_parameters()")
+    out, new = [], []
+    seen = set()
+    given_names = group.get("param_names")
+    for i, entry in enumerate(params):
+        if isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[0], (str, bytes)):
+            name, tensor = entry
+            name = name.decode("utf-8", "surrogateescape") if isinstance(name, bytes) else name
+        else:
+            name, tensor = (given_names[i] if given_names else None), entry
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"an optimizer takes tensors, (name, tensor) pairs or dicts, not {type(tensor).__name__}")
+        if names.add(tensor, name):
+            new.append(tensor)
+        if id(tensor) not in seen:  # tied, or given twice: updated once
+            seen.add(id(tensor))
+            out.append(tensor)
+    return {**{k: v for k, v in group.items() if k != "param_names"}, "params": out}, new
+
+
+def groups_of(names, params):
+    """The same for all that an optimizer's constructor takes."""
+    if isinstance(params, torch.Tensor):
+        raise TypeError("params must be an iterable of tensors, pairs or dicts, not a tensor")
+    params = list(params)
+    if not params:
+        raise ValueError("optimizer got an empty parameter list")
+    if not isinstance(params[0], dict):
+        params = [{"params": params}]
+    return [group_of(names, g)[0] for g in params]

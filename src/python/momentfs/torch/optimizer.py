@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adam and AdamW as torch.optim.Optimizer, over a momentfs session.
+
+A parameter is registered when it requires a gradient (or first has one). A step collects the parameters that have
+gradients and hands all of them to libmoment in one call, which streams their state from the drive and back.
+"""
+
+import math
+
+import torch
+
+from momentfs import _lib
+from momentfs._lib import EXP_AVG, EXP_AVG_SQ, MASTER, MAX_EXP_AVG_SQ
+from momentfs.session import Session
+from momentfs.torch import layout
+from momentfs.torch.names import Names, group_of, groups_of
+
+DTYPES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _lib.F16}
+SAMPLE = 64  # elements looked at to notice weights that were changed behind our back
+
+
+class Slot:
+    """What is known of one registered parameter besides its tensor."""
+
+    __slots__ = ("handle", "name", "master", "amsgrad", "seen", "stale")
+
+    def __init__(self, handle, name, master, amsgrad):
+        self.handle, self.name, self.master, self.amsgrad = handle, name, master, amsgrad
+        self.seen = None  # of the 16-bit weights after the last step, see _look()
+        self.stale = False  # the master may be older than the weights
+
+    @property
+    def roles(self):
+        out = {"exp_avg": EXP_AVG, "exp_avg_sq": EXP_AVG_SQ}
+        if self.amsgrad:
+            out["max_exp_avg_sq"] = MAX_EXP_AVG_SQ
+        if self.master:
+            out["master"] = MASTER
+        return out
+
+
+def _number(x):
+    return x.item() if isinstance(x, torch.Tensor) else float(x)
+
+
+def _look(p):
+    """Cheap to take, and different when somebody has written other weights: version, address, a few elements."""
+    step = max(1, p.numel() // SAMPLE)
+    few = p.detach().reshape(-1)[::step].clone() if p.is_contiguous() else None
+    return (p._version, p.data_ptr(), few)
+
+
+def _same_look(a, b):
+    if a is None or a[:2] != b[:2] or (a[2] is None) != (b[2] is None):
+        return False
+    return a[2] is None or torch.equal(a[2].view(torch.int16), b[2].view(torch.int16))
+
+
+def _check_hyper(lr, betas, eps, weight_decay):
+    for what, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+        value = _number(value)
+        if not value >= 0 or math.isinf(value):
+            raise ValueError(f"invalid {what}: {value}")
+    for i in (0, 1):
+        if not 0.0 <= _number(betas[i]) < 1.0:
+            raise ValueError(f"invalid beta at index {i}: {betas[i]}")
+
+
+class FileOptimizer(torch.optim.Optimizer):
+    """What Adam, AdamW, CPUAdam and HybridAdam share."""
+
+    def __init__(
+        self,
+        params,
+        defaults,
+        *,
+        decoupled,
+        bias_correction=True,
+        model=None,
+        mount=None,
+        backing=None,
+        resume=False,
+        fresh=False,
+        ram=None,
+        data=None,
+        threads=None,
+        master=True,
+        nonfinite="allow",
+        nvme_offload_fraction=None,
+        hints=True,
+        commit_seconds=None,
+        temp_dir=None,
+        warn_unnamed=True,
+    ):
+        if nonfinite not in ("allow", "raise"):
+            raise ValueError(f"nonfinite={nonfinite!r}: 'allow' (as torch does) or 'raise'")
+        if nvme_offload_fraction is not None and not 0.0 <= nvme_offload_fraction <= 1.0:
+            raise ValueError(f"nvme_offload_fraction={nvme_offload_fraction}: from 0.0 to 1.0")
+        _check_hyper(defaults["lr"], defaults["betas"], defaults["eps"], defaults["weight_decay"])
+        self._session = None
+        self._names = Names(model, warn_unnamed)
+        self._slots = {}  # tensor -> Slot, in the order of registering
+        self._tiers = {}  # name -> tier, where not auto
+        self._label = None
+        self._div_scale = None
+        self._decoupled, self._bias_correction = decoupled, bias_correction
+        self._use_master, self._nonfinite = master, nonfinite
+        groups = groups_of(self._names, params)
+        for group in groups:
+            self._check_params(group["params"])
+        super().__init__(groups, defaults)
+        self.state = layout.States(self)
+        everything = [p for g in self.param_groups for p in g["params"]]
+        if nvme_offload_fraction is not None:
+            ram = self._place(everything, nvme_offload_fraction, ram, mount, defaults)
+        self._session = Session(
+            mount=mount,
+            backing=backing,
+            resume=resume,
+            fresh=fresh,
+            data=data,
+            ram=ram,
+            threads=threads,
+            hints=hints,
+            commit_seconds=commit_seconds,
+            temp_dir=temp_dir,
+        )
+        try:
+            info = self._session.info()
+            self._label = info["step"] if info["step"] is not None else info["committed_step"]
+            if fresh:
+                self._label = None
+            self._register([p for p in everything if p.requires_grad])
+        except BaseException:
+            self._session.close()
+            raise
+
+    # ---- parameters ----
+
+    def _is_ours(self, p):
+        """Whether its state is on the drive. (HybridAdam leaves CUDA parameters to torch.)"""
+        return True
+
+    def _check_params(self, params):
+        for p in params:
+            if not self._is_ours(p):
+                continue
+            name = self._names.of(p)
+            if p.device.type != "cpu":
+                raise ValueError(f"parameter {name} is on {p.device}: this optimizer updates CPU parameters "
+                                 "(HybridAdam leaves CUDA ones to torch)")
+            if p.dtype not in DTYPES:
+                raise TypeError(f"parameter {name} is {p.dtype}: float32, bfloat16 and float16 are known")
+            if p.is_sparse or p.layout != torch.strided:
+                raise TypeError(f"parameter {name} is not a dense tensor")
+
+    def add_param_group(self, param_group):
+        if self._session is None:  # the constructor's, prepared already
+            super().add_param_group(param_group)
+            return
+        if not isinstance(param_group, dict):
+            raise TypeError("param group must be a dict")
+        group, new = group_of(self._names, param_group)
+        try:
+            self._check_params(group["params"])
+            merged = {**self.defaults, **group}
+            _check_hyper(merged["lr"], merged["betas"], merged["eps"], merged["weight_decay"])
+            super().add_param_group(group)
+        except BaseException:
+            self._names.forget(new)
+            raise
+        self._register([p for p in group["params"] if p.requires_grad])
+
+    def _group_of(self, p):
+        return next(g for g in self.param_groups if any(q is p for q in g["params"]))
+
+    def _arrays(self, p, group):
+        arrays = [EXP_AVG, EXP_AVG_SQ]
+        if self._use_master and p.dtype != torch.float32:
+            arrays.append(MASTER)
+        if group.get("amsgrad"):
+            arrays.append(MAX_EXP_AVG_SQ)
+        return tuple(arrays)
+
+    def _place(self, params, fraction, ram, mount, defaults):
+        """Gives parameters their tier; returns the RAM tier that a session of our own needs to hold the rest."""
+        chosen = _lib.offload_select([p.numel() for p in params], fraction, [self._is_ours(p) for p in params])
+        block, pinned = 2 << 20, 0
+        for p, nvme in zip(params, chosen):
+            if not self._is_ours(p):
+                continue
+            self._tiers[self._names.of(p)] = "nvme" if nvme else "ram"
+            if not nvme:
+                size = 4 * p.numel()
+                rest = size % block
+                piece = 4096
+                while piece < rest:
+                    piece *= 2
+                one = size - rest + (0 if not rest else block if piece > block // 4 else piece)
+                pinned += one * len(self._arrays(p, self._group_of(p)))
+        if ram or mount:
+            return ram
+        # The engine keeps an eighth for small pieces and eight blocks for streaming out of what may be pinned.
+        return max((pinned + 8 * block) * 8 // 7, pinned + (32 << 20)) + (64 << 20)
+
+    def _register(self, params):
+        """Registers those that are not; fills in the masters of new ones."""
+        params = [p for p in params if p not in self._slots and self._is_ours(p)]
+        if not params:
+            return
+        entries, slots = [], []
+        for p in params:
+            name, group = self._names.of(p), self._group_of(p)
+            arrays = self._arrays(p, group)
+            entries.append(
+                {"name": name, "shape": tuple(p.shape), "arrays": arrays, "tier": self._tiers.get(name, "auto")}
+            )
+            slots.append(Slot(None, name, MASTER in arrays, MAX_EXP_AVG_SQ in arrays))
+        made = []
+        for p, slot, (handle, found, _step) in zip(params, slots, self._session.register(entries)):
+            slot.handle = handle
+            self._slots[p] = slot
+            if slot.master and found:
+                slot.stale = True  # the model's weights may be of another step than the state's
+            elif slot.master:
+                made.append(p)
+        if made:
+            with self._writing():
+                for p in made:
+                    self._write_flat(self._slots[p].handle, MASTER, p.detach())
+                    self._slots[p].seen = _look(p)
+
+    # ---- reading and writing state ----
+
+    def _writing(self):
+        """One small step around several writes: all of them or none are committed."""
+        return layout.Writing(self._session, self._label or 0)
+
+    def _write_flat(self, handle, role, tensor, chunk=1 << 24):
+        flat = tensor.reshape(-1)
+        for at in range(0, flat.numel(), chunk):
+            part = flat[at : at + chunk].to(torch.float32).contiguous()
+            self._session.write(handle, role, at, part.numel(), part.data_ptr())
+
+    def _read_flat(self, p, role):
+        out = torch.empty(p.shape, dtype=torch.float32)
+        if out.numel():
+            self._session.read(self._slots[p].handle, role, 0, out.numel(), out.data_ptr())
+        return out
+
+    def _renew_master(self, p, chunk=1 << 24):
+        """Elements of the master that do not round to the weight become the weight. Returns how many."""
+        handle, changed = self._slots[p].handle, 0
+        flat = p.detach().reshape(-1)
+        for at in range(0, flat.numel(), chunk):
+            weight = flat[at : at + chunk].contiguous()
+            master = torch.empty(weight.numel(), dtype=torch.float32)
+            self._session.read(handle, MASTER, at, master.numel(), master.data_ptr())
+            differs = master.to(p.dtype).view(torch.int16) != weight.view(torch.int16)
+            differs &= ~(torch.isnan(master) & torch.isnan(weight))
+            n = int(differs.sum())
+            if n:
+                master[differs] = weight[differs].to(torch.float32)
+                self._session.write(handle, MASTER, at, master.numel(), master.data_ptr())
+                changed += n
+        return changed
+
+    def _renew_masters(self, params):
+        stale = []
+        for p in params:
+            slot = self._slots[p]
+            if slot.master and (slot.stale or not _same_look(slot.seen, _look(p))):
+                stale.append(p)
+        if stale:
+            with self._writing():
+                for p in stale:
+                    self._renew_master(p)
+                    self._slots[p].stale = False
+
+    @torch.no_grad()
+    def restore_weights(self):
+        """Sets 16-bit weights from their fp32 masters, for a model whose own weights were not loaded."""
+        for p, slot in self._slots.items():
+            if slot.master:
+                p.copy_(self._read_flat(p, MASTER))
+                slot.seen, slot.stale = _look(p), False
+
+    # ---- the step ----
+
+    def _optim(self, group):
+        beta1, beta2 = group["betas"]
+        flags = (
+            (_lib.DECOUPLED if self._decoupled else 0)
+            | (_lib.BIAS_CORRECTION if group.get("bias_correction", self._bias_correction) else 0)
+            | (_lib.MAXIMIZE if group.get("maximize") else 0)
+            | (_lib.AMSGRAD if group.get("amsgrad") else 0)
+        )
+        return _lib.Optim(
+            kind=_lib.ADAM,
+            flags=flags,
+            lr=_number(group["lr"]),
+            beta1=_number(beta1),
+            beta2=_number(beta2),
+            eps=_number(group["eps"]),
+            weight_decay=_number(group["weight_decay"]),
+            grad_scale=self._div_scale or 0.0,
+        )
+
+    def _gradient(self, p):
+        g = p.grad
+        if g.is_sparse:
+            raise RuntimeError(f"parameter {self._names.of(p)} has a sparse gradient, which Adam does not take")
+        if g.dtype not in DTYPES or g.device.type != "cpu" or g.shape != p.shape:
+            raise RuntimeError(f"parameter {self._names.of(p)}: a gradient of {g.dtype}, shape {tuple(g.shape)}, on {g.device}")
+        return g.detach().contiguous()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step()
+        return loss
+
+    def _step(self):
+        if self._session is None:
+            raise ValueError("the optimizer is closed")
+        todo = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None and self._is_ours(p)]
+        if not todo:
+            return
+        params = [p for p, _ in todo]
+        self._register(params)
+        if self._use_master:
+            self._renew_masters(params)
+        optims = {id(g): self._optim(g) for g in self.param_groups}
+        items = (_lib.Item * len(todo))()
+        keep, copies = [], []
+        for item, (p, group) in zip(items, todo):
+            grad, weight = self._gradient(p), p.detach()
+            if not weight.is_contiguous():
+                weight = weight.contiguous()
+                copies.append((p, weight))
+            keep.append((grad, weight))
+            item.param = self._slots[p].handle
+            item.p, item.g = weight.data_ptr(), grad.data_ptr()
+            item.p_dtype, item.g_dtype = DTYPES[weight.dtype], DTYPES[grad.dtype]
+            item.optim = _lib.ctypes.pointer(optims[id(group)])
+        label = 1 if self._label is None else self._label + 1
+        self._session.step(label, items, finite=self._nonfinite == "raise")
+        self._label = label
+        for p, weight in copies:
+            p.copy_(weight)
+        for p in params:
+            slot = self._slots[p]
+            if slot.master:
+                slot.seen = _look(p)
+
+    # ---- commits ----
+
+    def commit(self, wait=True):
+        """Makes the last step durable. Without wait: starts that."""
+        self._session.commit(wait)
+
+    @property
+    def committed_step(self):
+        """The step (steps are counted from 1 over all runs) that a crash would return to; None: none yet."""
+        return self._session.committed_step
+
+    @property
+    def last_step(self):
+        """The last step that was made, in this run or the one resumed; None: none yet."""
+        return self._label
+
+    def rollback(self):
+        """Returns the state, not the weights, to the last commit."""
+        self._session.rollback()
+        self._label = self._session.committed_step
+        for slot in self._slots.values():
+            slot.stale = True
+
+    def close(self):
+        """Ends the session; embedded, that commits. A closed optimizer steps no more."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            session.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    # ---- looking ----
+
+    @property
+    def data_path(self):
+        """How the state is reached: "session", "mmap" or "embedded"."""
+        return self._session.info()["data_path"]
+
+    def info(self):
+        return self._session.info()
+
+    def name_of(self, p):
+        return self._names.of(p)
+
+    def parameter(self, name):
+        """The tensor of that name; a tied tensor answers to all of its names."""
+        return self._names.tensor(name)
+
+    # ---- state_dict ----
+
+    def state_dict(self):
+        """torch.optim.AdamW's own layout, with param_names in the groups. All of the state in memory: for a large one
+        commit and copy the files instead."""
+        return layout.export(self)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict):
+        """Takes what state_dict() gave, or torch.optim.Adam's or AdamW's own; by name where it has names."""
+        layout.load(self, state_dict)
+
+    def __getstate__(self):
+        raise TypeError("an optimizer with a session cannot be pickled or copied: use state_dict()")
+
+
+def _torch_defaults(cls):
+    """The keys that this version of torch has in its own groups, so that exported ones fit."""
+    return dict(cls([torch.zeros(1)]).defaults)
+
+
+class AdamW(FileOptimizer):
+    """torch.optim.AdamW with its state on the drive.
+
+    params: named_parameters(), (name, tensor) pairs, groups of these, or plain tensors with model=.
+    mount: a live mount point. backing: a directory. Neither: temporary. What is there already is refused unless
+    resume=True (names and shapes are checked; "partial" lets new parameters start at zero) or fresh=True.
+    nonfinite="raise": NonFiniteGradient before anything is written. master=False: 16-bit weights are updated in place
+    instead of through fp32 masters. nvme_offload_fraction: as ColossalAI's; the rest stays in the RAM tier.
+    ram (bytes), commit_seconds: of an engine in this process. data: "session", "mmap", "embedded".
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=1e-2,
+        amsgrad=False,
+        *,
+        maximize=False,
+        foreach=None,
+        capturable=False,
+        differentiable=False,
+        fused=None,
+        **where,
+    ):
+        defaults = _torch_defaults(torch.optim.AdamW)
+        defaults.update(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize)
+        if capturable or differentiable:
+            raise ValueError("capturable and differentiable are for torch's own optimizers")
+        super().__init__(params, defaults, decoupled=True, **where)
+
+
+class Adam(FileOptimizer):
+    """torch.optim.Adam with its state on the drive; see AdamW."""
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0,
+        amsgrad=False,
+        *,
+        maximize=False,
+        foreach=None,
+        capturable=False,
+        differentiable=False,
+        fused=None,
+        **where,
+    ):
+        defaults = _torch_defaults(torch.optim.Adam)
+        defaults.update(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize)
+        if capturable or differentiable:
+            raise ValueError("capturable and differentiable are for torch's own optimizers")
+        super().__init__(params, defaults, decoupled=False, **where)
