@@ -11,6 +11,7 @@
 #include "engine/types.h"
 
 #define BLOCKMAP_ENTRY 24u
+#define BLOCKMAP_MAX   41666666u /* entries: a blob of SQLite has at most 10^9 bytes */
 
 /* Entries that count: without the holes at the end. */
 uint32_t blockmap_trim(const struct extent *map, uint32_t n);

@@ -308,7 +308,7 @@ static int write_map(struct catalog *c, const struct change *ch)
 	sqlite3_stmt *st = c->st[ST_UPDATE_MAP];
 	uint32_t n = ch->after->n_map;
 	uint8_t *blob = NULL;
-	int res;
+	int res = 0;
 
 	sqlite3_bind_int64(st, 1, (int64_t)ch->after->ino);
 	if (n) {
@@ -316,9 +316,14 @@ static int write_map(struct catalog *c, const struct change *ch)
 		if (!blob)
 			return -ENOMEM;
 		blockmap_encode(ch->map, n, blob);
-		bind_blob(st, 2, blob, (size_t)n * BLOCKMAP_ENTRY);
+		/* Unlike names and attributes it may be too big, and would then be NULL. */
+		res = cat_errno(c->db, sqlite3_bind_blob64(st, 2, blob, (size_t)n * BLOCKMAP_ENTRY,
+							   SQLITE_STATIC));
 	}
-	res = run_one(c->db, st);
+	if (!res)
+		res = run_one(c->db, st);
+	else
+		sqlite3_clear_bindings(st);
 	free(blob);
 	return res;
 }
@@ -429,6 +434,8 @@ static int prepare(struct catalog *c, struct catalog_txn *t)
 			uint8_t *blob;
 
 			after->n_map = blockmap_trim(ch->map, ch->n_map);
+			if (after->n_map > BLOCKMAP_MAX)
+				return -EFBIG;
 			for (uint32_t b = 0; b < after->n_map; b++)
 				if (blockmap_check(&ch->map[b], c->meta.m.block))
 					return -EINVAL;

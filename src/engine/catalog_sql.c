@@ -83,11 +83,26 @@ void cat_message(char *err, size_t errlen, const char *fmt, ...)
 	va_end(ap);
 }
 
+/*
+ * errno of the failed call. sqlite3_system_errno() is not set when a COMMIT fails, so the VFS is
+ * asked; whoever runs a statement sets errno to 0 before.
+ */
+static int system_errno(sqlite3 *db)
+{
+	sqlite3_vfs *vfs = NULL;
+
+	if (!db || sqlite3_file_control(db, "main", SQLITE_FCNTL_VFS_POINTER, &vfs) || !vfs ||
+	    !vfs->xGetLastError)
+		return 0;
+	return vfs->xGetLastError(vfs, 0, NULL);
+}
+
 int cat_errno(sqlite3 *db, int rc)
 {
-	int sys = db ? sqlite3_system_errno(db) : 0;
+	int primary = rc & 0xff;
+	int sys = primary == SQLITE_IOERR || primary == SQLITE_CANTOPEN ? system_errno(db) : 0;
 
-	switch (rc & 0xff) {
+	switch (primary) {
 	case SQLITE_OK:
 	case SQLITE_ROW:
 	case SQLITE_DONE:
@@ -102,6 +117,8 @@ int cat_errno(sqlite3 *db, int rc)
 		return sys > 0 ? -sys : -EIO;
 	case SQLITE_CANTOPEN:
 		return sys > 0 ? -sys : -EIO;
+	case SQLITE_TOOBIG:
+		return -EFBIG;
 	case SQLITE_NOMEM:
 		return -ENOMEM;
 	case SQLITE_BUSY:
@@ -127,6 +144,7 @@ int cat_errno(sqlite3 *db, int rc)
 
 int cat_exec(sqlite3 *db, const char *text)
 {
+	errno = 0;
 	return cat_errno(db, sqlite3_exec(db, text, NULL, NULL, NULL));
 }
 
@@ -152,8 +170,11 @@ void cat_finalize(struct catalog *c)
 
 int cat_run(sqlite3_stmt *st)
 {
-	int rc = sqlite3_step(st);
-	int res = rc == SQLITE_ROW ? -EUCLEAN : cat_errno(sqlite3_db_handle(st), rc);
+	int rc, res;
+
+	errno = 0;
+	rc = sqlite3_step(st);
+	res = rc == SQLITE_ROW ? -EUCLEAN : cat_errno(sqlite3_db_handle(st), rc);
 
 	sqlite3_reset(st);
 	sqlite3_clear_bindings(st);
