@@ -342,7 +342,7 @@ static int cursor_next(struct cursor *cur, sqlite3 *db, uint32_t block, struct c
 {
 	int rc = sqlite3_step(cur->rows), res;
 	struct ns_xattr *list;
-	uint64_t hash;
+	uint64_t hash = 0;
 
 	*ino = 0;
 	*why = NULL;
