@@ -120,26 +120,38 @@ static inline struct moment_slice param_slice(const struct param *p, size_t begi
 	};
 }
 
+static inline void check_guard(const unsigned char *at, const unsigned char *end, const char *what)
+{
+	size_t n = (size_t)(end - at);
+
+	CHECK(n == 0 || (at[0] == GUARD_BYTE && memcmp(at, at + 1, n - 1) == 0),
+	      "%s: written outside of the arrays", what);
+}
+
 /* Nothing outside the arrays was written. */
 static inline void param_check_guards(const struct param *p, const char *what)
 {
 	const unsigned char *at = p->memory;
 
 	for (int a = 0; a < ARRAYS; a++) {
-		for (; at < p->at[a]; at++)
-			CHECK(*at == GUARD_BYTE, "%s: written before %s", what, array_names[a]);
-		at += p->size[a];
+		check_guard(at, p->at[a], what);
+		at = p->at[a] + p->size[a];
 	}
-	for (; at < p->memory + p->bytes; at++)
-		CHECK(*at == GUARD_BYTE, "%s: written behind %s", what, array_names[ARRAYS - 1]);
+	check_guard(at, p->memory + p->bytes, what);
 }
 
 static inline void param_check_same(const struct param *a, const struct param *b, const char *what)
 {
-	for (int i = 0; i < ARRAYS; i++)
-		for (size_t j = 0; j < a->size[i]; j++)
-			CHECK(a->at[i][j] == b->at[i][j], "%s: %s differs at byte %zu of %zu", what,
-			      array_names[i], j, a->size[i]);
+	for (int i = 0; i < ARRAYS; i++) {
+		size_t j = 0;
+
+		if (memcmp(a->at[i], b->at[i], a->size[i]) == 0)
+			continue;
+		while (a->at[i][j] == b->at[i][j])
+			j++;
+		CHECK(false, "%s: %s differs at byte %zu of %zu", what, array_names[i], j,
+		      a->size[i]);
+	}
 	param_check_guards(a, what);
 	param_check_guards(b, what);
 }
