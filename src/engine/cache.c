@@ -216,12 +216,17 @@ uint32_t cache_piece(const struct cache *c, uint32_t len)
 	return arena_piece_size(c->arena, len);
 }
 
-/* Memory for `len` bytes, evicting clean blocks if need be. `gentle`: not what was read ahead and
- * is still to be used. */
+/*
+ * Memory for `len` bytes, evicting clean blocks if need be; `gentle`: not what was read ahead and
+ * is still to be used. A small piece first makes the small area grow at the cost of a whole block,
+ * then evicts small ones; in the last resort it gets a chunk of its own, so that it cannot be kept
+ * out by pieces that are pinned here and there.
+ */
 static int take_memory(struct cache *c, uint32_t len, bool gentle, struct aoff *out,
 		       uint32_t *piece)
 {
-	enum policy_class class = arena_is_whole(c->arena, len) ? POLICY_WHOLE : POLICY_SMALL;
+	bool small = !arena_is_whole(c->arena, len);
+	bool grow = small;
 
 	for (;;) {
 		int r = arena_alloc(c->arena, len, out);
@@ -230,18 +235,22 @@ static int take_memory(struct cache *c, uint32_t len, bool gentle, struct aoff *
 			*piece = arena_piece_size(c->arena, len);
 			return 0;
 		}
-		if (evict_one(c, class, true))
+		if (grow) {
+			/* With a chunk free and still no piece, the small area is as large as it
+			 * may be. */
+			grow = !arena_free_chunks(c->arena) && evict_one(c, POLICY_WHOLE, true);
 			continue;
-		if (!gentle && evict_one(c, class, false))
+		}
+		if (evict_one(c, small ? POLICY_SMALL : POLICY_WHOLE, true))
 			continue;
-		/* A small piece may also get a chunk of its own from a whole block. */
-		if (class == POLICY_SMALL && len > arena_chunk(c->arena) / 4 && !gentle &&
-		    (arena_free_chunks(c->arena) || evict_one(c, POLICY_WHOLE, true))) {
-			r = arena_alloc(c->arena, arena_chunk(c->arena), out);
-			if (!r) {
-				*piece = arena_chunk(c->arena);
-				return 0;
-			}
+		if (gentle)
+			return -ENOMEM;
+		if (evict_one(c, small ? POLICY_SMALL : POLICY_WHOLE, false))
+			continue;
+		if (small && (arena_free_chunks(c->arena) || evict_one(c, POLICY_WHOLE, true)) &&
+		    !arena_alloc(c->arena, arena_chunk(c->arena), out)) {
+			*piece = arena_chunk(c->arena);
+			return 0;
 		}
 		return -ENOMEM;
 	}
@@ -697,21 +706,55 @@ static bool ahead_one(struct cache *c)
 
 /* ---- the pump ---- */
 
-/* Keeps the next victims clean: as many as the drive can take at once, and the starving need. */
+/*
+ * Nothing moves, nothing will: the first in line waits for memory that only its own session could
+ * give back. Say so rather than wait for ever.
+ */
+static bool stuck(struct cache *c)
+{
+	return !c->reading && !c->writing && list_empty(&c->write_queue) && !commit_running(c) &&
+	       !c->growing && !c->error_blocks;
+}
+
+/* Bytes of memory that the first in line wants. */
+static uint64_t starving_bytes(struct cache *c)
+{
+	uint64_t sum = 0;
+	struct get *g;
+
+	if (list_empty(&c->starving))
+		return 0;
+	g = list_first(&c->starving, struct get, link);
+	for (unsigned int i = 0; i < g->n; i++) {
+		struct slot *s = file_slot(g->want[i].f, g->want[i].n);
+
+		if (!s || !s->b)
+			sum += cache_piece(
+				c, (uint32_t)min_u64(need_len(c, &g->want[i], s), c->block));
+	}
+	return sum;
+}
+
+/*
+ * Keeps the next victims clean: as many as the drive can take at once, and what the first in line
+ * wants. If that has not helped it and nothing moves any more, everything.
+ */
 static void clean_ahead(struct cache *c)
 {
-	uint64_t target = (uint64_t)c->write_depth * c->block;
+	uint64_t want = starving_bytes(c);
+	uint64_t target = (uint64_t)c->write_depth * c->block + want;
+	bool all = want && stuck(c);
 	uint64_t now = 0;
 
 	for (unsigned int class = 0; class < POLICY_CLASSES; class ++) {
 		uint64_t covered = (uint64_t)arena_free_chunks(c->arena) * c->block;
-		uint64_t goal = class == POLICY_WHOLE ? target : target / 4;
+		uint64_t goal = class == POLICY_WHOLE ? target : target / 4 + want;
 
 		/* Pieces may be short while chunks are free. */
-		if (class == POLICY_SMALL && !list_empty(&c->starving))
+		if (class == POLICY_SMALL && want)
 			covered = 0;
 		for (struct policy_node *p = policy_victim(c->policy, class, NULL);
-		     p && covered < goal; p = policy_victim(c->policy, class, p)) {
+		     p && (covered < goal || all); p = policy_victim(c->policy, class, p)) {
 			struct block *b = container_of(p, struct block, pol);
 
 			if (b->pinned || b->pins)
@@ -731,16 +774,6 @@ static void clean_ahead(struct cache *c)
 			covered += b->piece;
 		}
 	}
-}
-
-/*
- * Nothing moves, nothing will: the first in line waits for memory that only its own session could
- * give back. Say so rather than wait for ever.
- */
-static bool stuck(struct cache *c)
-{
-	return !c->reading && !c->writing && list_empty(&c->write_queue) && !commit_running(c) &&
-	       !c->growing && !c->error_blocks;
 }
 
 void cache_quiet(struct cache *c)

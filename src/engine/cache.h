@@ -81,7 +81,7 @@ struct file {
 	uint32_t dirty;	     /* of these, DIRTY or WRITING */
 	bool changed;	     /* since the last freeze: map, content or size */
 	bool held;	     /* part of an open or torn step: no commit takes it */
-	bool pinned; /* tier=ram: its blocks are never evicted */
+	bool pinned;	     /* tier=ram: its blocks are never evicted */
 	bool touched;	     /* written since the last boundary (registered files) */
 	struct list changed_link;
 	struct list hash_link;
@@ -176,7 +176,7 @@ struct cache {
 	struct list changed;	   /* files */
 	struct freed_list orphans; /* extents of files that are gone */
 
-	struct list woken; /* waiters of dropped blocks, woken by the pump */
+	struct list woken;	       /* waiters of dropped blocks, woken by the pump */
 	struct list starving;	       /* gets that wait for memory, first come first served */
 	struct list space;	       /* waiters for pool space */
 	struct list write_queue;       /* blocks to be written, in order */
@@ -232,11 +232,10 @@ void file_changed(struct cache *c, struct file *f);
 void slot_account(struct cache *c, struct file *f, uint32_t n); /* after a change: file.bytes */
 void file_publish(struct cache *c, struct file *f, bool touch);
 
-/* Makes sure that a write of `len` bytes of this block has a place. 0, -EAGAIN (wait: space_wait),
- * -ENOSPC. */
+/* Makes sure that a write of `len` bytes of this block has a place. 0, -EAGAIN (no room in the pool
+ * as it is: space_wait), -EBUSY (the block is being written: block_wait). */
 int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len);
-/* Both places, for good. Same results. `want`: how many spares so that with the live extent there
- * are two. */
+/* Reserves so that there are two places with the live one, for good. Same results. */
 int slot_keep(struct cache *c, struct file *f, struct slot *s, uint32_t len);
 /* Gives back spares that are not needed. */
 void slot_trim(struct cache *c, struct slot *s);

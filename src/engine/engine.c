@@ -101,7 +101,8 @@ static void gone_run(struct loop_task *t)
 {
 	struct gone *g = container_of(t, struct gone, task);
 
-	ops_drop_file(g->e, g->ino);
+	if (!g->e->closing)
+		ops_drop_file(g->e, g->ino);
 	free(g);
 }
 
@@ -476,6 +477,7 @@ static void fini(struct engine *e)
 		loop_destroy(e->loop);
 	e->loop = NULL;
 	free_loaded(e);
+	ops_fini(e);
 	if (e->io)
 		io_destroy(e->io);
 	if (e->c.commit)
@@ -670,6 +672,7 @@ static void end_quiet(void *arg)
 	while (!list_empty(&c->write_queue))
 		list_remove(c->write_queue.next);
 	c->quiet = true;
+	e->closing = true;
 }
 
 int engine_close(struct engine *e, bool commit)

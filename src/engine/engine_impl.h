@@ -43,7 +43,7 @@ struct engine {
 	struct catalog *cat;
 	char *path; /* absolute */
 	char *holder;
-	bool made_dir, cache_ready;
+	bool made_dir, cache_ready, closing;
 	struct list loaded; /* maps, while opening */
 	int dirfd, lockfd;
 	uint8_t uuid[16];
@@ -72,6 +72,7 @@ void engine_log(struct engine *e, enum engine_log_level level, const char *fmt, 
 
 /* ops.c: loop thread */
 void ops_unpark(struct engine *e);
+void ops_fini(struct engine *e);
 void ops_drop_file(struct engine *e, uint64_t ino); /* the inode is gone */
 
 /* holder.c: one process a backing */

@@ -248,9 +248,9 @@ int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len)
 	(void)f;
 	if (slot_in_place(s, len) || (s->nspare && s->spare_len >= len))
 		return 0;
-	/* A write under way holds the first spare: it cannot be exchanged for a longer one now. */
+	/* A write under way uses the first spare: it cannot be exchanged for a longer one now. */
 	if (s->b && s->b->state == BLOCK_WRITING)
-		return -EAGAIN;
+		return -EBUSY;
 	slot_free_spares(c, s);
 	r = pool_alloc(c->pool, len, &s->spare[0]);
 	if (r)
@@ -263,6 +263,8 @@ int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len)
 int slot_keep(struct cache *c, struct file *f, struct slot *s, uint32_t len)
 {
 	(void)f;
+	if (s->b && s->b->state == BLOCK_WRITING)
+		return -EBUSY;
 	if (s->nspare && s->spare_len < len)
 		slot_free_spares(c, s);
 	while (s->nspare + (extent_is_hole(&s->live) ? 0 : 1) < 2) {

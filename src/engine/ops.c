@@ -496,8 +496,12 @@ static void allocate_resume(struct op_run *r)
 
 		len = (uint32_t)round_up_u64(len, MOMENT_UNIT);
 		res = s ? slot_keep(c, f, s, len) : -ENOMEM;
+		r->w.wake = run_wake;
+		if (res == -EBUSY) {
+			block_wait(s->b, &r->w);
+			return;
+		}
 		if (res == -EAGAIN) {
-			r->w.wake = run_wake;
 			space_grow(c, 2 * round_up_u64(left, c->block));
 			res = space_wait(c, &r->w, len, false);
 			if (!res)
@@ -737,6 +741,13 @@ static void op_start(struct loop_task *t)
 		r->resume = allocate_resume;
 		allocate_resume(r);
 	}
+}
+
+/* The loop has ended; what still waits are drops of files that were in use, done by forgetting. */
+void ops_fini(struct engine *e)
+{
+	while (!list_empty(&e->runs))
+		run_free(list_first(&e->runs, struct op_run, link));
 }
 
 void ops_unpark(struct engine *e)

@@ -569,6 +569,10 @@ static int reserve_file(struct reg *r, struct file *f)
 			continue;
 		}
 		x = second ? slot_keep(c, f, slot, len) : slot_reserve(c, f, slot, len);
+		if (x == -EBUSY) {
+			block_wait(slot->b, &r->w);
+			return 1;
+		}
 		if (x == -EAGAIN) {
 			uint64_t need = still_needed(r);
 			struct pool_info pi;
