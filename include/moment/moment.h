@@ -98,8 +98,10 @@ struct moment_open_opts {
 	const char *temp_dir; /* where temporary backings are made instead, or NULL */
 	/* "session", "mmap", "embedded" or NULL: what MOMENT_DATA says, or the best that works. */
 	const char *data;
-	uint64_t ram;	/* embedded: bytes of the RAM tier, 0: a quarter of what we may use */
-	uint32_t block; /* embedded, new backing: bytes of a block, 0: 2 MiB */
+	uint64_t ram; /* embedded: bytes of the RAM tier. 0: as much as state_bytes needs, at most a
+		       * quarter of the memory that this process may use */
+	uint64_t state_bytes;	/* embedded: what will be registered, about; 0: not known, 1 GiB */
+	uint32_t block;		/* embedded, new backing: bytes of a block, 0: 2 MiB */
 	int32_t commit_seconds; /* embedded: commit at the first step end after this long; 0: 60,
 				 * -1: never
 				 */

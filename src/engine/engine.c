@@ -701,6 +701,13 @@ void engine_abandon(struct engine *e)
 
 /* ---- small things ---- */
 
+void engine_forked(struct engine *e)
+{
+	if (e->lockfd >= 0)
+		close(e->lockfd);
+	e->lockfd = -1;
+}
+
 struct ns *engine_ns(struct engine *e)
 {
 	return e->c.ns;

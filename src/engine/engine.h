@@ -95,6 +95,10 @@ int engine_close(struct engine *e, bool commit);
  * written. */
 void engine_abandon(struct engine *e);
 
+/* In a forked child, from a fork handler: lets go of the backing's lock, which else would outlive the parent
+ * in the child's copy of it. Nothing else of the engine may be used there. */
+void engine_forked(struct engine *e);
+
 struct ns *engine_ns(struct engine *e);
 struct loop *engine_loop(struct engine *e);
 struct arena *engine_arena(struct engine *e);

@@ -115,6 +115,7 @@ struct path_opts {
 	const char *mount, *backing;
 	const char *client; /* for status */
 	uint64_t ram;
+	bool ram_forced;
 	uint32_t block;
 	int commit_seconds; /* -1: never */
 	bool readonly, rollback;

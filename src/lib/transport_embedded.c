@@ -175,10 +175,11 @@ static int emb_close(struct transport *t, bool commit)
 	return res;
 }
 
-/* The engine's threads do not exist here and its locks may be held for ever: leave all of it. */
+/* The engine's threads do not exist here and its locks may be held for ever: all but the backing's
+ * lock is left. */
 static void emb_forked(struct transport *t)
 {
-	(void)t;
+	engine_forked(emb_of(t)->engine);
 }
 
 static const struct transport_ops emb_ops = {
@@ -205,7 +206,7 @@ int transport_embedded(const struct path_opts *o, struct transport **out)
 	struct emb_session create = {.k = k};
 	struct engine_opts eo = {
 		.ram = o->ram,
-		.ram_forced = o->ram != 0,
+		.ram_forced = o->ram_forced,
 		.block = o->block,
 		.commit_seconds = o->commit_seconds < 0 ? ENGINE_COMMIT_OFF : o->commit_seconds,
 		.readonly = o->readonly,

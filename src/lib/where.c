@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/memory.h"
 #include "lib/error.h"
 #include "lib/json.h"
 #include "lib/session.h"
@@ -170,12 +171,24 @@ static int open_temporary(const struct moment_open_opts *o, struct moment_sessio
 	return path_open_embedded(po, &s->path);
 }
 
+/* All of the state, what the engine keeps for small pieces and for streaming, and a little more;
+ * but at most a quarter of the memory. Memory that is not needed would still have to be touched:
+ * seconds for a large machine. */
+static uint64_t ram_default(uint64_t state)
+{
+	uint64_t quarter = memory_available() / 4, want;
+
+	want = (state ? state : (uint64_t)1 << 30) / 6 * 7 + ((uint64_t)128 << 20);
+	return want < quarter ? want : quarter;
+}
+
 int where_open(const struct moment_open_opts *o, struct moment_session *s)
 {
 	char comm[17] = "", client[48];
 	struct path_opts po = {
 		.client = client,
-		.ram = o->ram,
+		.ram = o->ram ? o->ram : ram_default(o->state_bytes),
+		.ram_forced = o->ram != 0,
 		.block = o->block,
 		.commit_seconds = o->commit_seconds ? o->commit_seconds : 60,
 		.readonly = o->flags & MOMENT_OPEN_READONLY,

@@ -78,6 +78,7 @@ class OpenOpts(ctypes.Structure):
         ("temp_dir", c_char_p),
         ("data", c_char_p),
         ("ram", c_uint64),
+        ("state_bytes", c_uint64),
         ("block", c_uint32),
         ("commit_seconds", c_int32),
         ("threads", c_int32),

@@ -120,6 +120,7 @@ class FileOptimizer(torch.optim.Optimizer):
             fresh=fresh,
             data=data,
             ram=ram,
+            state_bytes=sum(4 * p.numel() * len(self._arrays(p, g)) for g in self.param_groups for p in g["params"]),
             threads=threads,
             hints=hints,
             commit_seconds=commit_seconds,
