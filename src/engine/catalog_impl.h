@@ -145,8 +145,8 @@ int cat_load_meta(sqlite3 *db, struct cat_meta *m, struct cat_check *check);
  * problems counted in check->problems, or -errno. */
 int cat_load(sqlite3 *db, struct cat_image *img, struct cat_check *check);
 void cat_image_fini(struct cat_image *img);
-/* One row with its extended attributes and map. -ENOENT, -EUCLEAN (err says why). */
-int cat_load_one(struct catalog *c, uint64_t ino, struct cat_rec *rec, char *err, size_t errlen);
+/* One row with its extended attributes and map. -ENOENT, -EUCLEAN. */
+int cat_load_one(struct catalog *c, uint64_t ino, struct cat_rec *rec);
 void cat_rec_fini(struct cat_rec *rec);
 int cat_quick_check(sqlite3 *db, struct cat_check *check);
 

@@ -246,9 +246,12 @@ static int read_row(sqlite3_stmt *st, uint32_t block, struct cat_rec *rec, uint6
 	if (sqlite3_column_type(st, 13) != SQLITE_NULL &&
 	    !column_blob(st, 13, 1, SIZE_MAX, &map, &map_len))
 		return -EUCLEAN;
-	row->name = strndup(name ? name : "", name_len);
+	/* With any NUL that is in it: catalog_tree.c will not like it. */
+	row->name = calloc(1, name_len + 1);
 	if (!row->name)
 		return -ENOMEM;
+	if (name_len)
+		memcpy(row->name, name, name_len);
 	row->name_len = (uint32_t)name_len;
 	rec->hashes.ino = row->ino;
 	rec->hashes.entry = cat_hash_entry(row);
@@ -468,19 +471,27 @@ int cat_load(sqlite3 *db, struct cat_image *img, struct cat_check *check)
 	return res;
 }
 
-int cat_load_one(struct catalog *c, uint64_t ino, struct cat_rec *rec, char *err, size_t errlen)
+static bool stop_at_problem(void *arg, uint64_t ino, const char *text)
 {
-	struct cursor cur = {.rows = c->st[ST_SELECT], .xattrs = c->st[ST_SELECT_XATTR]};
+	(void)arg;
+	(void)ino;
+	(void)text;
+	return false;
+}
+
+int cat_load_one(struct catalog *c, uint64_t ino, struct cat_rec *rec)
+{
+	struct cat_check check = {.problem = stop_at_problem};
+	struct cursor cur = {c->st[ST_SELECT], c->st[ST_SELECT_XATTR], &check, 0, 0};
 	const char *why;
 	uint64_t found;
 	int res;
 
 	cursor_start(&cur, ino, ino);
 	res = cursor_next(&cur, c->db, c->meta.m.block, rec, &found, &why);
-	if (res == -EUCLEAN)
-		cat_message(err, errlen, "inode %llu: the row %s", (unsigned long long)ino,
-			    why ? why : sqlite3_errmsg(c->db));
 	sqlite3_reset(cur.rows);
 	sqlite3_reset(cur.xattrs);
-	return res > 0 ? 0 : res < 0 ? res : -ENOENT;
+	if (res < 0)
+		return res == -ECANCELED ? -EUCLEAN : res;
+	return res ? 0 : -ENOENT;
 }

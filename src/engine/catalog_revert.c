@@ -22,7 +22,7 @@ static int revert_one(struct catalog *c, uint64_t ino, map_fn *on_map, void *arg
 	int res = 0;
 
 	if (known) {
-		res = cat_load_one(c, ino, &rec, NULL, 0);
+		res = cat_load_one(c, ino, &rec);
 		if (res == -ENOENT || (!res && cat_hash_row(&rec.hashes) != cat_hash_row(known)))
 			res = -EUCLEAN;
 		if (res < 0)

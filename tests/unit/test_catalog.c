@@ -567,6 +567,91 @@ static void power_cuts_leave_a_whole_commit(void **state)
 	free(committed);
 }
 
+/* --- threads -------------------------------------------------------------------------------- */
+
+struct busy {
+	struct ns *ns;
+	uint64_t rng;
+	bool stop;
+};
+
+static void *keep_busy(void *arg)
+{
+	struct busy *b = arg;
+	char name[16], to[16];
+	struct ns_attr a;
+
+	while (!__atomic_load_n(&b->stop, __ATOMIC_RELAXED)) {
+		uint64_t dir = rnd(&b->rng, 2) ? NS_ROOT : NS_FIRST + rnd(&b->rng, 4);
+
+		snprintf(name, sizeof(name), "n%lu", rnd(&b->rng, 30));
+		snprintf(to, sizeof(to), "n%lu", rnd(&b->rng, 30));
+		switch (rnd(&b->rng, 5)) {
+		case 0:
+			ns_create(b->ns, dir, name, 0644, 0, 0, false, &a);
+			break;
+		case 1:
+			ns_mkdir(b->ns, dir, name, 0755, 0, 0, false, &a);
+			break;
+		case 2:
+			if (ns_unlink(b->ns, dir, name))
+				ns_rmdir(b->ns, dir, name);
+			break;
+		case 3:
+			ns_rename(b->ns, dir, name, NS_FIRST + rnd(&b->rng, 4), to, 0);
+			break;
+		case 4:
+			if (!ns_peek(b->ns, dir, name, &a))
+				ns_setxattr(b->ns, a.ino, "user.a", to, strlen(to), 0);
+			break;
+		}
+	}
+	return NULL;
+}
+
+/* What is frozen is one instant of the tree: every commit is one that a mount accepts. */
+static void commits_beside_busy_threads(void **state)
+{
+	struct fixture *fx = *state, *copy = calloc(1, sizeof(*copy));
+	struct busy busy[3];
+	pthread_t threads[3];
+	char *text;
+
+	for (int d = 0; d < 4; d++)
+		mkdir_in(fx, NS_ROOT, (const char *[]){"a", "b", "c", "d"}[d]);
+	for (uint64_t t = 0; t < 3; t++) {
+		busy[t] = (struct busy){fx->ns, seed * 3 + t + 1, false};
+		assert_int_equal(pthread_create(&threads[t], NULL, keep_busy, &busy[t]), 0);
+	}
+	for (int n = 0; n < 40; n++) {
+		struct catalog_txn *t;
+		bool changed;
+		int res;
+
+		/* Numbers go beyond what the fixture's maps hold. */
+		assert_int_equal(catalog_freeze(fx->c, 0, false, &t, &changed), 0);
+		res = catalog_commit(fx->c, t);
+		catalog_txn_end(fx->c, t, res);
+		assert_int_equal(res, 0);
+		if (n % 5)
+			continue;
+		copy_running(fx, copy);
+		if (fx_open(copy, false, false))
+			fail_msg("%s", copy->err);
+		fx_close(copy);
+		remove_all(copy->dir);
+	}
+	for (int t = 0; t < 3; t++) {
+		__atomic_store_n(&busy[t].stop, true, __ATOMIC_RELAXED);
+		pthread_join(threads[t], NULL);
+	}
+	text = dump(fx);
+	assert_int_equal(fx_commit(fx, 0), 0);
+	fx_reopen(fx);
+	assert_same_dump(text, dump(fx));
+	free(copy);
+}
+
 /* --- a full disk ---------------------------------------------------------------------------- */
 
 static void the_ballast_saves_a_commit(void **state)
@@ -623,18 +708,19 @@ static void the_true_error_is_told(void **state)
 
 /*
  * The sync of a commit fails, so it is reported as failed; but all of it may be on the drive.
- * Either the catalog says that it may come back, or it never does, however the power goes.
+ * Either the catalog says that it may come back, or it does not, after a kill or a power cut.
  */
 static void a_failed_commit_does_not_come_back_unsaid(void **state)
 {
 	struct fixture *fx = *state;
-	unsigned int certain = 0;
+	unsigned int certain = 0, back = 0;
 
 	for (uint64_t round = 0; round < 60; round++) {
-		bool uncertain;
+		struct fixture *killed = calloc(1, sizeof(*killed));
 		char spec[64], *committed, *frozen, *found;
-		struct catalog_txn *t;
 		uint64_t rng = seed * 1000 + round + 1;
+		struct catalog_txn *t;
+		bool uncertain, failed;
 
 		for (int n = 0; n < 10; n++)
 			random_change(fx, &rng);
@@ -645,31 +731,38 @@ static void a_failed_commit_does_not_come_back_unsaid(void **state)
 		assert_int_equal(fx_freeze(fx, 0, &t), 0);
 		snprintf(spec, sizeof(spec), "seed=%lu,sync.error=EIO:0.6", round + 1);
 		set_faults(spec);
-		if (!fx_finish(fx, t)) {
-			set_faults("");
-			free(committed);
-			free(frozen);
-			assert_int_equal(ns_unlink(fx->ns, NS_ROOT, "f"), 0);
-			continue;
-		}
-		uncertain = catalog_uncertain(fx->c);
-		certain += !uncertain;
+		failed = fx_finish(fx, t) != 0;
 		set_faults("");
-		sqlite_fault_cut(fault, round + 1);
-		fx_close(fx);
-		sqlite_fault_restore(fault);
-		assert_int_equal(fx_open(fx, false, false), 0);
-		found = dump(fx);
+		uncertain = catalog_uncertain(fx->c);
+		assert_true(failed || !uncertain);
+		certain += failed && !uncertain;
+		copy_running(fx, killed);
+		assert_int_equal(fx_open(killed, false, false), 0);
+		found = dump(killed);
 		if (uncertain && !strcmp(found, frozen)) {
+			back++;
 			free(found);
-			free(committed);
-			assert_int_equal(ns_unlink(fx->ns, NS_ROOT, "f"), 0);
 		} else {
-			assert_same_dump(committed, found);
+			assert_same_dump(strdup(failed ? committed : frozen), found);
 		}
+		fx_free(killed);
+		if (failed) {
+			sqlite_fault_cut(fault, round + 1);
+			fx_close(fx);
+			sqlite_fault_restore(fault);
+			assert_int_equal(fx_open(fx, false, false), 0);
+			found = dump(fx);
+			if (uncertain && !strcmp(found, frozen))
+				free(found);
+			else
+				assert_same_dump(strdup(committed), found);
+		}
+		ns_unlink(fx->ns, NS_ROOT, "f");
+		free(committed);
 		free(frozen);
 	}
 	assert_in_range(certain, 1, 59);
+	assert_in_range(back, 1, 59);
 	/* A success makes certain again. */
 	mkfile(fx, NS_ROOT, "last");
 	set_faults("sync.error=EIO:1");
@@ -730,19 +823,6 @@ static uint64_t folder_state(const char *dir)
 	}
 	closedir(dp);
 	return sum;
-}
-
-/* Starts as after a kill: the files of a running catalog, copied. */
-static void copy_running(struct fixture *fx, struct fixture *to)
-{
-	static const char *const names[] = {"catalog.sqlite", "catalog.sqlite-wal"};
-	char cmd[300];
-
-	make_dir(to->dir);
-	for (int n = 0; n < 2; n++) {
-		snprintf(cmd, sizeof(cmd), "cp %s/%s %s/", fx->dir, names[n], to->dir);
-		assert_int_equal(system(cmd), 0);
-	}
 }
 
 static void read_only_changes_nothing(void **state)
@@ -808,6 +888,7 @@ int main(int argc, char **argv)
 		test(random_commits_come_back),
 		test_fault(failed_commits_leave_the_last_one),
 		test_fault(power_cuts_leave_a_whole_commit),
+		test(commits_beside_busy_threads),
 		test_fault(the_ballast_saves_a_commit),
 		test_fault(the_true_error_is_told),
 		test_fault(a_failed_commit_does_not_come_back_unsaid),
