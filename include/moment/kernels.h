@@ -133,9 +133,9 @@ struct moment_slice {
  * decay), of m and v as written, of the new weights in fp32 (before rounding to 16 bits), and of
  * what was taken off the weights, without decoupled decay. What the optimizer does not have adds 0.
  *
- * Squares are formed in fp32 (of v in double) and added up in double, after runs of 32: a sum is
- * within 2e-6 of the exact one, and nearly always much closer. A square under 2^-126 counts as 0, a
- * value from 2^64 on makes the sum infinite. A sum that met a NaN is NaN.
+ * Squares are added up in fp32 for runs of 32 and from there in double: a sum is within 2e-6 of the
+ * exact one, and nearly always much closer. Values under 2^-63 (v: 2^-83) count as 0; of p and the
+ * update a value from 2^63 on makes the sum infinite. A sum that met a NaN is NaN.
  *
  * For one slice the sums are the same bits at every instruction set and thread count. They depend,
  * in the last bits, on how a parameter is cut into slices.

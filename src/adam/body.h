@@ -10,8 +10,8 @@
  *	v_set1 v_add v_sub v_mul v_div v_sqrt v_fma
  *	v_gt v_unordered v_select(mask, a, b)
  *	v_keep(x, n)	x with all lanes from n on made +0
- *	v_found(x)	MOMENT_FOUND_ bits
- *	vd_zero vd_add(sum, x) vd_add_square(sum, x) vd_store
+ *	v_any(mask)
+ *	vd_zero vd_add(sum, x) vd_store
  * Each is one correctly rounded IEEE operation or moves bits, so any two sets agree; only NaN
  * payloads differ, and those are made one at the stores. Types and options are looked at once for
  * each block: the branches are the same all through a call and cost nothing next to a division, and
@@ -74,49 +74,102 @@ ALWAYS_INLINE vf sign(vf x)
 	return v_select(v_unordered(x, x), x, s);
 }
 
+/* Division by the loss scale, and the sign of maximize. */
+ALWAYS_INLINE vf scaled(const struct kernel_consts *c, vf g)
+{
+	return c->divide ? v_div(g, v_set1(c->g_div)) : v_mul(g, v_set1(c->g_mul));
+}
+
 /*
- * Sums of squares. Conversion to double is what they cost, so squares are formed and first added up
- * in fp32, for a run of elements, and then in double. Only v is squared in double: it is a square
- * itself, and its own square leaves fp32's range at quite ordinary gradients.
+ * Sums of squares. Conversion to double and tests on each vector are what they would cost. So
+ * squares are added up in fp32 for a run of elements, and in double from run to run; and infinities
+ * and NaN are noticed in a run's sum, upon which the run, still in the cache, is gone through
+ * again.
  */
 #define SUM_RUN (32 * KERNEL_BLOCK)
+
+/* v is a square itself: this keeps its own square within fp32 for gradients of 1e-12 to 1e6. */
+#define V_SCALE 0x1p40f
 
 struct sums {
 	vf run[KERNEL_SUMS][KERNEL_BLOCK / VW];
 	struct vd total[KERNEL_SUMS][KERNEL_BLOCK / VW];
+	double scanned[KERNEL_SUMS];
 	uint32_t found;
 };
 
-/* x, with zeros for its lanes from element n on, where the first lane is element `from`. */
-ALWAYS_INLINE vf counted(vf x, size_t from, size_t n)
-{
-	if (n >= from + VW)
-		return x;
-	return v_keep(x, n > from ? n - from : 0);
-}
-
-ALWAYS_INLINE void add_square(vf *sum, vf x)
-{
-	*sum = v_add(*sum, v_mul(x, x));
-}
-
 ALWAYS_INLINE void sums_init(struct sums *sums)
 {
-	for (int s = 0; s < KERNEL_SUMS; s++)
+	for (int s = 0; s < KERNEL_SUMS; s++) {
 		for (size_t k = 0; k < KERNEL_BLOCK / VW; k++) {
 			sums->run[s][k] = v_set1(0.0f);
 			sums->total[s][k] = vd_zero();
 		}
+		sums->scanned[s] = 0.0;
+	}
 	sums->found = 0;
 }
 
-ALWAYS_INLINE void sums_end_run(struct sums *sums)
+/* Adds the squares of x, except those of its lanes from element n on; its first is element `from`.
+ */
+ALWAYS_INLINE void add_square(vf *sum, float scale, vf x, size_t from, size_t n)
 {
-	for (int s = 0; s < KERNEL_SUMS; s++)
-		for (size_t k = 0; k < KERNEL_BLOCK / VW; k++) {
-			sums->total[s][k] = vd_add(sums->total[s][k], sums->run[s][k]);
-			sums->run[s][k] = v_set1(0.0f);
+	if (n < from + VW)
+		x = v_keep(x, n > from ? n - from : 0);
+	*sum = v_fma(scale == 1.0f ? x : v_mul(x, v_set1(scale)), x, *sum);
+}
+
+/* The exact sum of [begin, end) of an array, and what it has of infinities and NaN. */
+static __attribute__((noinline)) double scan(const struct kernel_consts *c,
+					     const unsigned char *base, uint32_t dtype,
+					     bool gradient, size_t begin, size_t end,
+					     uint32_t *found)
+{
+	double sum = 0.0;
+	float x[VW];
+
+	for (size_t i = begin; i < end; i += VW) {
+		vf from = load_as(base, i, dtype);
+
+		v_store(x, gradient ? scaled(c, from) : from);
+		for (size_t k = 0; k < VW; k++) {
+			sum += (double)x[k] * (double)x[k];
+			if (x[k] != x[k])
+				*found |= MOMENT_FOUND_NAN;
+			else if (x[k] - x[k] != 0.0f)
+				*found |= MOMENT_FOUND_INF;
 		}
+	}
+	return sum;
+}
+
+/* Ends the run [begin, end), or a padded block: padding is zero in every array. */
+ALWAYS_INLINE void sums_end_run(struct sums *sums, const struct kernel_consts *c,
+				const struct kernel_args *a, const struct arrays *q, size_t begin,
+				size_t end)
+{
+	/* p and the update are not in memory as fp32 always: they stay as they are. */
+	const unsigned char *again[KERNEL_SUMS] = {[SUM_G] = q->g, [SUM_M] = q->m, [SUM_V] = q->v};
+
+	for (int s = 0; s < KERNEL_SUMS; s++) {
+		vf *run = sums->run[s], zero = v_sub(run[0], run[0]);
+
+		if (KERNEL_BLOCK / VW > 1)
+			for (size_t k = 1; k < KERNEL_BLOCK / VW; k++)
+				zero = v_add(zero, v_sub(run[k], run[k]));
+		if (again[s] && v_any(v_unordered(zero, zero))) {
+			uint32_t found = 0;
+
+			sums->scanned[s] += scan(c, again[s], s == SUM_G ? a->g_dtype : MOMENT_F32,
+						 s == SUM_G, begin, end, &found);
+			sums->found |= s == SUM_G ? found : 0;
+		} else {
+			for (size_t k = 0; k < KERNEL_BLOCK / VW; k++)
+				sums->total[s][k] = vd_add(sums->total[s][k], run[k]);
+		}
+		for (size_t k = 0; k < KERNEL_BLOCK / VW; k++)
+			run[k] = v_set1(0.0f);
+	}
 }
 
 /* One block: n of its KERNEL_BLOCK elements are real, the others are padding that no sum may see.
@@ -138,12 +191,9 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 		vf v = has_v ? v_load(q->v + 4 * i) : v_set1(0.0f);
 		vf u;
 
-		g = c->divide ? v_div(g, v_set1(c->g_div)) : v_mul(g, v_set1(c->g_mul));
-		if (want) {
-			/* Padding is zero: nothing to find there. */
-			sums->found |= v_found(g);
-			add_square(&sums->run[SUM_G][k], counted(g, from, n));
-		}
+		g = scaled(c, g);
+		if (want)
+			add_square(&sums->run[SUM_G][k], 1.0f, g, from, n);
 		if (c->l2)
 			g = v_fma(v_set1(c->decay_l2), p, g);
 
@@ -192,12 +242,11 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 		store_as(q->p, i, a->p_dtype, p);
 		if (want) {
 			if (has_m)
-				add_square(&sums->run[SUM_M][k], counted(m, from, n));
+				add_square(&sums->run[SUM_M][k], 1.0f, m, from, n);
 			if (has_v)
-				sums->total[SUM_V][k] =
-					vd_add_square(sums->total[SUM_V][k], counted(v, from, n));
-			add_square(&sums->run[SUM_P][k], counted(p, from, n));
-			add_square(&sums->run[SUM_UPDATE][k], counted(u, from, n));
+				add_square(&sums->run[SUM_V][k], V_SCALE, v, from, n);
+			add_square(&sums->run[SUM_P][k], 1.0f, p, from, n);
+			add_square(&sums->run[SUM_UPDATE][k], 1.0f, u, from, n);
 		}
 	}
 }
@@ -233,6 +282,8 @@ ALWAYS_INLINE void update_tail(const struct kernel_consts *c, const struct kerne
 	BOUNCE_IN(master, 4);
 	BOUNCE_IN(vmax, 4);
 	update_block(c, a, &q, 0, n, kind, want, sums);
+	if (want)
+		sums_end_run(sums, c, a, &q, 0, KERNEL_BLOCK);
 	BOUNCE_OUT(p, p_size);
 	BOUNCE_OUT(m, 4);
 	BOUNCE_OUT(v, 4);
@@ -273,19 +324,22 @@ ALWAYS_INLINE void update(const struct kernel_args *a, size_t begin, size_t end,
 
 	sums_init(&sums);
 	while (i < whole) {
-		size_t stop = whole - i < SUM_RUN ? whole : i + SUM_RUN;
+		size_t run = i, stop = whole - i < SUM_RUN ? whole : i + SUM_RUN;
 
 		for (; i < stop; i += KERNEL_BLOCK)
 			update_block(&c, a, &q, i, KERNEL_BLOCK, kind, want, &sums);
-		sums_end_run(&sums);
+		if (want)
+			sums_end_run(&sums, &c, a, &q, run, stop);
 	}
 	if (whole < end)
 		update_tail(&c, a, &q, whole, end - whole, kind, want, &sums);
 	if (!want)
 		return;
-	sums_end_run(&sums);
 	for (int s = 0; s < KERNEL_SUMS; s++)
 		out->sum[s] = sum_lanes(sums.total[s]);
+	out->sum[SUM_V] /= (double)V_SCALE;
+	for (int s = 0; s < KERNEL_SUMS; s++)
+		out->sum[s] += sums.scanned[s];
 	out->found = sums.found;
 }
 

@@ -118,19 +118,9 @@ static inline vf v_keep(vf x, size_t n)
 		x, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane)));
 }
 
-static inline uint32_t v_found(vf x)
+static inline bool v_any(vf_mask mask)
 {
-	__m256 infinity = _mm256_set1_ps(__builtin_inff());
-	__m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-	/* "Not below infinity" is true of both; nearly always there is neither. */
-	__m256 either = _mm256_cmp_ps(magnitude, infinity, _CMP_NLT_UQ);
-
-	if (__builtin_expect(_mm256_testz_ps(either, either), 1))
-		return 0;
-	return (_mm256_movemask_ps(_mm256_cmp_ps(magnitude, infinity, _CMP_EQ_OQ))
-			? MOMENT_FOUND_INF
-			: 0) |
-	       (_mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) ? MOMENT_FOUND_NAN : 0);
+	return !_mm256_testz_ps(mask, mask);
 }
 
 static inline struct vd vd_zero(void)
@@ -144,14 +134,6 @@ static inline struct vd vd_add(struct vd sum, vf x)
 	__m256d hi = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
 
 	return (struct vd){_mm256_add_pd(sum.lo, lo), _mm256_add_pd(sum.hi, hi)};
-}
-
-static inline struct vd vd_add_square(struct vd sum, vf x)
-{
-	__m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
-	__m256d hi = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
-
-	return (struct vd){_mm256_fmadd_pd(lo, lo, sum.lo), _mm256_fmadd_pd(hi, hi, sum.hi)};
 }
 
 static inline void vd_store(double *to, struct vd sum)

@@ -173,13 +173,9 @@ static inline vf v_keep(vf x, size_t n)
 	return n ? x : 0.0f;
 }
 
-static inline uint32_t v_found(vf x)
+static inline bool v_any(vf_mask mask)
 {
-	uint32_t magnitude = bits_of(x) & 0x7fffffff;
-
-	if (magnitude < 0x7f800000)
-		return 0;
-	return magnitude == 0x7f800000 ? MOMENT_FOUND_INF : MOMENT_FOUND_NAN;
+	return mask;
 }
 
 static inline struct vd vd_zero(void)
@@ -190,12 +186,6 @@ static inline struct vd vd_zero(void)
 static inline struct vd vd_add(struct vd sum, vf x)
 {
 	return (struct vd){sum.sum + (double)x};
-}
-
-/* The square of a float is exact in double: one rounding, whether this is fused or not. */
-static inline struct vd vd_add_square(struct vd sum, vf x)
-{
-	return (struct vd){sum.sum + (double)x * (double)x};
 }
 
 static inline void vd_store(double *to, struct vd sum)

@@ -104,13 +104,9 @@ static inline vf v_keep(vf x, size_t n)
 	return _mm512_maskz_mov_ps((__mmask16)((1u << n) - 1), x);
 }
 
-static inline uint32_t v_found(vf x)
+static inline bool v_any(vf_mask mask)
 {
-	/* 0x81: quiet and signalling NaN; 0x18: infinities. Nearly always there is neither. */
-	if (__builtin_expect(_mm512_fpclass_ps_mask(x, 0x99) == 0, 1))
-		return 0;
-	return (_mm512_fpclass_ps_mask(x, 0x18) ? MOMENT_FOUND_INF : 0) |
-	       (_mm512_fpclass_ps_mask(x, 0x81) ? MOMENT_FOUND_NAN : 0);
+	return mask != 0;
 }
 
 static inline struct vd vd_zero(void)
@@ -124,14 +120,6 @@ static inline struct vd vd_add(struct vd sum, vf x)
 	__m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
 
 	return (struct vd){_mm512_add_pd(sum.lo, lo), _mm512_add_pd(sum.hi, hi)};
-}
-
-static inline struct vd vd_add_square(struct vd sum, vf x)
-{
-	__m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
-	__m512d hi = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
-
-	return (struct vd){_mm512_fmadd_pd(lo, lo, sum.lo), _mm512_fmadd_pd(hi, hi, sum.hi)};
 }
 
 static inline void vd_store(double *to, struct vd sum)
