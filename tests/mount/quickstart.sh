@@ -61,6 +61,21 @@ os.execv(sys.argv[1], sys.argv[1:])' "$quickstart" $model >"$tmp/out" 2>"$tmp/er
 	nothing_left
 done
 
+# Where there is no /dev/fuse it says so and runs embedded: here with a /dev that lacks it.
+if [ "$(id -u)" = 0 ]; then
+	unshare -m --propagation private bash -euc '
+		mkdir "$1" && mount -t tmpfs dev "$1" && mkdir "$1/shm"
+		for node in null zero full random urandom tty; do
+			touch "$1/$node" && mount --bind "/dev/$node" "$1/$node"
+		done
+		ln -s /proc/self/fd "$1/fd"
+		mount --rbind "$1" /dev && exec "${@:2}"' \
+		_ "$tmp/dev" "$quickstart" --model nanogpt-char --steps 1 >"$tmp/out" 2>"$tmp/err" ||
+		{ cat "$tmp/err"; fail "without /dev/fuse"; }
+	grep -q 'no /dev/fuse. The engine runs embedded' "$tmp/out" || fail "did not say that there is no /dev/fuse"
+	nothing_left
+fi
+
 expect_failure 'not empty' "$quickstart" $model --keep "$abs_srcdir"
 expect_failure 'at least 1' "$quickstart" --steps 0
 expect_failure 'invalid choice' "$quickstart" --model nonesuch

@@ -90,8 +90,8 @@ def make_optimizer(args, params, settings):
     import momentfs.torch
 
     where = dict(mount=args.mount) if args.mount else dict(backing=args.backing)
-    if args.ram and args.backing:
-        where["ram"] = args.ram
+    if args.ram_mib and args.backing:
+        where["ram"] = args.ram_mib * 2**20
     return momentfs.torch.AdamW(params, resume=args.resume, **where, **settings)
 
 
@@ -104,7 +104,7 @@ def main():
     ap.add_argument("--ahead", action="store_true", help="after the steps and their figures: one more, and a look")
     ap.add_argument("--mount")
     ap.add_argument("--backing")
-    ap.add_argument("--ram")
+    ap.add_argument("--ram-mib", type=int, help="of the RAM tier, with --backing")
     ap.add_argument("--resume", action="store_true")
     ap.add_argument("--load", help="weights to start from")
     ap.add_argument("--save", help="where to leave the weights")
