@@ -97,8 +97,10 @@ static void revert_done(struct loop_work *w)
 	for (size_t i = 0; i < r->n; i++) {
 		struct file *f = file_find(c, r->inos[i]);
 
-		if (!f)
+		if (!f) {
+			ns_hold(c->ns, r->inos[i], false); /* a directory */
 			continue;
+		}
 		if (f->held) {
 			f->held = false;
 			ns_hold(c->ns, f->ino, false);
@@ -133,6 +135,7 @@ static bool affected(const struct revert *r, const struct file *f)
 static void forget(struct revert *r)
 {
 	struct cache *c = &r->e->c;
+	struct ns_attr a;
 	size_t n = 0;
 
 	cache_quiet(c);
@@ -144,6 +147,9 @@ static void forget(struct revert *r)
 			if (!affected(r, f))
 				continue;
 			r->inos[n++] = f->ino;
+			/* The directory has the parameter's step count. */
+			if (!r->all && ns_getattr(c->ns, f->ino, &a) == 0 && a.parent != NS_ROOT)
+				r->inos[n++] = a.parent;
 			for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
 				struct slot *s = file_slot(f, i);
 
@@ -169,6 +175,7 @@ static void forget(struct revert *r)
 			f->changed = f->touched = false;
 		}
 	}
+	r->n = n;
 	if (r->all)
 		c->orphans.n = 0;
 	cache_loud(c);
@@ -209,7 +216,7 @@ static void revert_try(struct waiter *w)
 			}
 		}
 	}
-	r->inos = calloc(n ? n : 1, sizeof(*r->inos));
+	r->inos = calloc(n ? 2 * n : 1, sizeof(*r->inos));
 	if (!r->inos) {
 		e->reverting = false;
 		commit_unblock(c);
@@ -218,7 +225,6 @@ static void revert_try(struct waiter *w)
 		revert_end(r);
 		return;
 	}
-	r->n = n;
 	forget(r);
 	r->work.run = revert_run;
 	r->work.done = revert_done;

@@ -77,6 +77,14 @@ void session_commit(struct session *s, const struct moment_msg *msg)
 
 /* ---- steps ---- */
 
+/* The directories have the step counts: committed with the files they count for, never before them. */
+static void hold_dirs(struct session *s, bool held)
+{
+	for (uint32_t i = 0; i < s->nparams; i++)
+		if (!s->params[i].removed)
+			ns_hold(s->e->c.ns, s->params[i].dir, held);
+}
+
 void session_pre_step(struct session *s, const struct moment_msg *msg)
 {
 	const struct moment_pre_step *m = (const struct moment_pre_step *)msg;
@@ -115,6 +123,7 @@ void session_pre_step(struct session *s, const struct moment_msg *msg)
 	}
 	for (uint32_t i = 0; i < s->nparams; i++)
 		s->params[i].next_step = STEP_NONE;
+	hold_dirs(s, true);
 	session_info_reply(s, msg);
 }
 
@@ -228,6 +237,7 @@ void session_post_step(struct session *s, const struct moment_msg *msg)
 			inos[n++] = f->ino;
 		}
 	}
+	hold_dirs(s, false);
 	s->stepping = false;
 	e->open_step = STEP_NONE;
 	commit_set_boundary(c, m->step);
@@ -289,6 +299,7 @@ void session_rollback(struct session *s, const struct moment_msg *msg)
 		s->files[i]->held = true;
 		ns_hold(c->ns, s->files[i]->ino, true);
 	}
+	hold_dirs(s, true);
 	session_busy_begin(s);
 	engine_revert(e, false, rolled_back, b);
 }

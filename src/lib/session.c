@@ -7,10 +7,6 @@
  * child and its locks may be held for ever, so there nothing else is ever touched, not even to free
  * it.
  */
-#ifdef HAVE_CONFIG_H
-#include "config.h"
-#endif
-
 #include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
