@@ -46,6 +46,7 @@ done
 
 # Interrupted while training in RAM, while training on the mount, while the trainer starts again.
 for when in 'in RAM  step 2' 'momentfs  step 1' 'momentfs  step 3'; do
+	rm -f "$tmp/err" # the last run's words would be taken for this one's
 	# A shell's background jobs ignore SIGINT, so the signal is set free first.
 	# shellcheck disable=SC2086
 	"$PYTHON3" -c 'import os, signal, sys
