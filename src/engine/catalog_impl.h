@@ -152,6 +152,7 @@ int cat_quick_check(sqlite3 *db, struct cat_check *check);
 
 /* --- catalog_tree.c: its shape, and into the namespace ---------------------------------------- */
 
+const struct cat_rec *cat_image_find(const struct cat_image *img, uint64_t ino);
 int cat_check_tree(struct cat_image *img, struct cat_check *check);
 /* Replaces the tree of c->ns and c->rows by the image. *gone: malloc'ed numbers for on_gone. */
 int cat_install(struct catalog *c, struct cat_image *img, uint64_t **gone, size_t *n_gone);

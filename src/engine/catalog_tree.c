@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct cat_rec *find(const struct cat_image *img, uint64_t ino)
+const struct cat_rec *cat_image_find(const struct cat_image *img, uint64_t ino)
 {
 	size_t lo = 0, hi = img->n;
 
@@ -46,7 +46,7 @@ static const char *check_row(const struct cat_image *img, const struct ns_row *r
 		return "a name that no file can have";
 	if (S_ISDIR(row->mode) && row->size)
 		return "a directory with a size";
-	parent = find(img, row->parent);
+	parent = cat_image_find(img, row->parent);
 	if (!parent)
 		return "its directory does not exist";
 	if (!S_ISDIR(parent->row.mode))
@@ -99,7 +99,7 @@ static int check_cycles(struct cat_image *img, struct cat_check *check)
 
 		while (at && !at->bad && at->row.ino != NS_ROOT && !seen[at - img->recs]) {
 			seen[at - img->recs] = (uint32_t)r + 1;
-			at = find(img, at->row.parent);
+			at = cat_image_find(img, at->row.parent);
 		}
 		if (at && !at->bad && at->row.ino != NS_ROOT && seen[at - img->recs] == r + 1) {
 			img->recs[at - img->recs].bad = true;
@@ -116,7 +116,7 @@ int cat_check_tree(struct cat_image *img, struct cat_check *check)
 {
 	int res = 0;
 
-	if (!find(img, NS_ROOT))
+	if (!cat_image_find(img, NS_ROOT))
 		res = cat_problem(check, NS_ROOT, "inode 2, the root directory, is missing");
 	for (size_t r = 0; !res && r < img->n; r++) {
 		const struct ns_row *row = &img->recs[r].row;

@@ -798,33 +798,6 @@ static void the_wal_stays_bounded(void **state)
 
 /* --- read-only ------------------------------------------------------------------------------ */
 
-/* A hash of what is in the folder, and how many files. */
-static uint64_t folder_state(const char *dir)
-{
-	uint64_t sum = 0;
-	struct dirent *d;
-	DIR *dp = opendir(dir);
-
-	assert_non_null(dp);
-	while ((d = readdir(dp))) {
-		static char buf[4 << 20];
-		char path[512];
-		int fd;
-
-		snprintf(path, sizeof(path), "%s/%s", dir, d->d_name);
-		fd = open(path, O_RDONLY);
-		if (fd >= 0) {
-			ssize_t n = read(fd, buf, sizeof(buf));
-
-			sum += cat_hash_bytes(d->d_name, strlen(d->d_name)) *
-			       (1 + cat_hash_bytes(buf, n > 0 ? (size_t)n : 0));
-			close(fd);
-		}
-	}
-	closedir(dp);
-	return sum;
-}
-
 static void read_only_changes_nothing(void **state)
 {
 	struct fixture *fx = *state, *copy = calloc(1, sizeof(*copy));
