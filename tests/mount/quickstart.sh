@@ -53,7 +53,7 @@ for when in 'in RAM  step 2' 'momentfs  step 1' 'momentfs  step 3'; do
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])' "$quickstart" $model >"$tmp/out" 2>"$tmp/err" &
 	pid=$!
-	retry 90 grep -q "$when" "$tmp/err" || { cat "$tmp/err"; fail "never came to '$when'"; }
+	retry 90 grep -qs "$when" "$tmp/err" || { cat "$tmp/err"; fail "never came to '$when'"; }
 	kill -INT $pid
 	rc=0
 	wait $pid || rc=$?
