@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# libmoment.so shows moment_ symbols and nothing else, and every function that moment.h declares is there.
+# libmoment.so shows moment_ symbols and nothing else, and every function that moment.h, or kernels.h
+# which it includes, declares is there.
 . "$(dirname "$0")/../functions.sh"
 requires nm
 lib=${LIBMOMENT:-$abs_builddir/.libs/libmoment.so}
@@ -10,7 +11,8 @@ nm -D --defined-only "$lib" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' |
 if grep -v '^moment_' "$tmp/exported"; then fail "exported without the moment_ prefix (above)"; fi
 [ -s "$tmp/exported" ] || fail "$lib exports nothing"
 
-header=$abs_srcdir/include/moment/moment.h
+header=$tmp/header.h
+cat "$abs_srcdir"/include/moment/{moment,kernels}.h >"$header"
 sed -E 's@//.*@@' "$header" | tr '\n' ' ' | sed -E 's@/\*[^*]*\*+([^/*][^*]*\*+)*/@ @g' |
 	grep -oE '\bmoment_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u >"$tmp/declared"
 # Callback types and macros are not functions: what is neither exported nor called a type is missing.
