@@ -87,7 +87,10 @@ static void print_file(struct ls *l, const char *path, const struct stat *st, co
 		return; /* generated text: no bytes of its own */
 	/* A file that nobody has touched since the mount is all on the drive. */
 	if (!bytes)
-		bytes = (uint64_t)st->st_blocks * 512;
+		bytes = (unsigned long long)st->st_blocks * 512;
+	/* The rounding of the last piece is nobody's data. */
+	if (bytes > (unsigned long long)st->st_size)
+		bytes = (unsigned long long)st->st_size;
 	f = (struct totals){1, (uint64_t)st->st_size, bytes, resident, dirty};
 	if (!*dtype)
 		shape = step = ""; /* an ordinary file beside a parameter's */

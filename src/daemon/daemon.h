@@ -17,7 +17,6 @@
 #ifndef DAEMON_DAEMON_H
 #define DAEMON_DAEMON_H
 
-
 #ifndef FUSE_USE_VERSION
 #define FUSE_USE_VERSION 312
 #endif
@@ -203,7 +202,8 @@ struct request *request_create(fuse_req_t req, enum engine_op_kind kind, uint64_
 			       bool (*finish)(struct request *, int64_t));
 void request_submit(struct request *r);
 void request_destroy(struct request *r); /* after the reply */
-void requests_drain(struct daemon *d);	 /* waits until the engine has answered all */
+/* Waits until the engine has answered all; false: it has not within that time. */
+bool requests_drain(struct daemon *d, unsigned int seconds);
 
 void data_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void data_create_handle(struct daemon *d, uint64_t ino, struct fuse_file_info *fi);

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/daemon.h"
@@ -131,12 +132,20 @@ void request_destroy(struct request *r)
 	request_put(r);
 }
 
-void requests_drain(struct daemon *d)
+bool requests_drain(struct daemon *d, unsigned int seconds)
 {
+	struct timespec until;
+	bool done;
+	int res = 0;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += seconds;
 	pthread_mutex_lock(&d->lock);
-	while (d->requests)
-		pthread_cond_wait(&d->drained, &d->lock);
+	while (d->requests && res != ETIMEDOUT)
+		res = pthread_cond_timedwait(&d->drained, &d->lock, &until);
+	done = !d->requests;
 	pthread_mutex_unlock(&d->lock);
+	return done;
 }
 
 /* ---- open and release ----------------------------------------------------------------------- */

@@ -32,6 +32,7 @@
 #define LINGER_MS 10000u /* for the last user, after a signal or `detach` */
 #define HURRY_MS  1000u	 /* after a second signal; a third: at once */
 #define READAHEAD "1024" /* KiB */
+#define DRAIN_S	  60u	 /* for requests in flight, when everything ends */
 #define MS_NONE	  UINT64_MAX
 
 struct life {
@@ -347,7 +348,13 @@ static int take_down(struct life *l)
 	notify_stop(d);
 	if (d->receive)
 		receive_stop(d);
-	requests_drain(d);
+	if (!requests_drain(d, DRAIN_S)) {
+		log_error(
+			"%s: requests to the drive are not answered after %u s; ending without a last "
+			"commit, what is on disk is the one before",
+			d->mountpoint, DRAIN_S);
+		_exit(EXIT_RUNTIME); /* nothing that still runs may be taken away under its feet */
+	}
 	if (d->se) {
 		/* Who is still inside gets ENOTCONN from here on, rather than no answer. */
 		fuse_session_unmount(d->se);

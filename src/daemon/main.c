@@ -145,6 +145,7 @@ int main(int argc, char **argv)
 	struct daemon d = {.o = &o};
 	char *backing = NULL, *mountpoint = NULL;
 	int status = options_parse(argc, argv, &o);
+	pthread_condattr_t ca;
 	int signal_fd;
 
 	if (status >= 0)
@@ -176,7 +177,9 @@ int main(int argc, char **argv)
 	d.uid = geteuid();
 	d.gid = getegid();
 	pthread_mutex_init(&d.lock, NULL);
-	pthread_cond_init(&d.drained, NULL);
+	pthread_condattr_init(&ca);
+	pthread_condattr_setclock(&ca, CLOCK_MONOTONIC);
+	pthread_cond_init(&d.drained, &ca);
 	status = life_run(&d, backing, signal_fd, ready);
 	close(signal_fd);
 out_paths:
