@@ -144,9 +144,12 @@ static int on_map(void *arg, uint64_t ino, uint64_t size, const struct extent *m
 
 /* ---- the backing directory ---- */
 
+/* With what a making that was cut short leaves: catalog.c starts over. */
 static const char *const own_names[] = {
 	"lock", "catalog.sqlite", "catalog.sqlite-wal", "catalog.sqlite-shm",
-	"pool", "ballast",	  "session.sock",	"lost+found"};
+	"pool", "ballast",	  "session.sock",	"lost+found",
+	"catalog.sqlite.new", "catalog.sqlite.new-wal", "catalog.sqlite.new-shm",
+	"catalog.sqlite.new-journal"};
 
 /* 1: ours, 0: empty, -errno. `foreign` gets a name that is not ours. */
 static int look_around(int dirfd, char *foreign, size_t len)
