@@ -72,6 +72,7 @@ struct daemon {
 
 	int event_fd;
 	atomic_uint events;
+	atomic_bool initialized; /* INIT came and its answer is on its way */
 	atomic_bool detaching;
 	atomic_uint handles; /* open files and directories, those of .moment/ excepted */
 

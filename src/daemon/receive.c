@@ -153,6 +153,9 @@ static bool receive_one(struct receive *rx, struct rx_buf *b, int fd)
 	}
 	fb.size = (size_t)n;
 	fuse_session_process_buf(rx->d->se, &fb);
+	/* Only now has the kernel taken the answer to INIT, and with it the limits of the mount. */
+	if (atomic_load(&rx->d->initialized) && atomic_exchange(&rx->d->initialized, false))
+		daemon_raise(rx->d, EVENT_INIT);
 	return !fuse_session_exited(rx->d->se);
 }
 
