@@ -21,8 +21,6 @@
 #include "engine/cache.h"
 #include "engine/commit.h"
 
-#define AHEAD_RING 65536u
-
 int cache_init(struct cache *c)
 {
 	struct arena_info ai;
@@ -42,13 +40,11 @@ int cache_init(struct cache *c)
 	 */
 	c->write_depth = (unsigned int)min_u64(16, max_u64(2, ai.chunks / 4));
 	c->window = min_u64(64u << 20, ai.size / 3);
-	c->ahead_cap = AHEAD_RING;
-	c->ahead = calloc(c->ahead_cap, sizeof(*c->ahead));
-	if (!c->ahead)
-		return -ENOMEM;
-	r = policy_create(&c->policy, ai.chunks);
+	r = readahead_init(c);
+	if (!r)
+		r = policy_create(&c->policy, ai.chunks);
 	if (r)
-		free(c->ahead);
+		readahead_fini(c);
 	return r;
 }
 
@@ -69,7 +65,7 @@ void cache_fini(struct cache *c)
 	}
 	policy_destroy(c->policy);
 	free(c->orphans.v);
-	free(c->ahead);
+	readahead_fini(c);
 }
 
 /* ---- states ---- */
@@ -649,58 +645,21 @@ void cache_put(struct cache *c, struct want *w, bool changed)
 	cache_pump(c);
 }
 
-/* ---- read-ahead ---- */
-
-void cache_prefetch(struct cache *c, uint64_t ino, uint32_t n, uint32_t count)
+/* Starts reading a block that nobody has asked for yet. False: it cannot be done now. */
+bool cache_fill_ahead(struct cache *c, struct file *f, uint32_t n)
 {
-	if (c->ahead_n == c->ahead_cap)
-		return; /* a hint */
-	c->ahead[(c->ahead_head + c->ahead_n++) % c->ahead_cap] =
-		(struct prefetch){.ino = ino, .n = n, .count = count};
-}
+	struct want w = {.f = f, .n = n, .mode = GET_LEASE};
+	struct get g = {.want = &w, .n = 1, .background = true, .c = c};
+	struct block *busy;
+	int err;
 
-void cache_prefetch_clear(struct cache *c)
-{
-	c->ahead_n = 0;
-}
-
-static void ahead_done(struct get *g, int res)
-{
-	/* The fill goes on by itself; the pin was only for the asking. */
-	g->res = res;
-}
-
-/* True: went on; false: no room now. */
-static bool ahead_one(struct cache *c)
-{
-	struct prefetch *p = &c->ahead[c->ahead_head];
-	struct file *f = file_find(c, p->ino);
-	struct slot *s = f ? file_slot(f, p->n) : NULL;
-
-	if (p->count && s && !s->b && !extent_is_hole(&s->live)) {
-		struct want w = {.f = f, .n = p->n, .mode = GET_LEASE};
-		struct block *busy;
-		struct get g = {.want = &w, .n = 1, .background = true, .done = ahead_done, .c = c};
-		int err;
-
-		if (c->ahead_bytes + cache_piece(c, s->live.len) > c->window)
-			return false;
-		g.w.wake = get_wake;
-		if (get_attempt(&g, &busy, &err) != ATTEMPT_OK)
-			return false;
-		get_fill(&g);
-		w.b->ahead = true;
-		c->ahead_bytes += w.b->piece;
-		c->stats.prefetches++;
-		unpin(w.b);
-	}
-	p->n++;
-	if (p->count <= 1 || !f) {
-		c->ahead_head = (c->ahead_head + 1) % c->ahead_cap;
-		c->ahead_n--;
-	} else {
-		p->count--;
-	}
+	if (get_attempt(&g, &busy, &err) != ATTEMPT_OK)
+		return false;
+	get_fill(&g);
+	w.b->ahead = true;
+	c->ahead_bytes += w.b->piece;
+	c->stats.prefetches++;
+	unpin(w.b);
 	return true;
 }
 
@@ -833,8 +792,8 @@ void cache_pump(struct cache *c)
 				get_continue(g);
 			}
 		}
-		while (c->ahead_n && list_empty(&c->starving) && ahead_one(c))
-			;
+		if (list_empty(&c->starving))
+			readahead_pump(c);
 		clean_ahead(c);
 		block_write_pump(c);
 	} while (c->pump_again);

@@ -280,9 +280,16 @@ void cache_put(struct cache *c, struct want *w, bool changed);
 void cache_quiet(struct cache *c);
 void cache_loud(struct cache *c);
 void cache_pump(struct cache *c); /* serves who waits for memory, reads ahead, writes back */
+bool cache_fill_ahead(struct cache *c, struct file *f, uint32_t n);
+uint32_t cache_piece(const struct cache *c, uint32_t len);
+
+/* ---- readahead.c: hints ---- */
+int readahead_init(struct cache *c);
+void readahead_fini(struct cache *c);
+void readahead_pump(struct cache *c);
 void cache_prefetch(struct cache *c, uint64_t ino, uint32_t n, uint32_t count);
 void cache_prefetch_clear(struct cache *c);
-uint32_t cache_piece(const struct cache *c, uint32_t len);
+void cache_prefetch_reached(struct cache *c, uint64_t ino, uint32_t n); /* block n is used now */
 
 /* ---- blockio.c: reading and writing blocks ---- */
 void block_fill(struct block *b, bool urgent);	/* READING: from the live extent, or zeros */

@@ -59,12 +59,23 @@ bool session_busy_end(struct session *s);
 
 /* session_register.c */
 void session_register(struct session *s, const struct moment_msg *msg);
+
+/* session_params.c */
+#define SESSION_DTYPES 4u
+#define NO_DTYPE       0xff
+struct session_dtype {
+	const char *name;
+	uint32_t size; /* bytes of an element */
+};
+extern const struct session_dtype session_dtype[SESSION_DTYPES]; /* by enum moment_dtype */
+extern const char *const session_role[MOMENT_ROLES];		 /* file names */
+/* An attribute as a string, "" when it is not there. */
+int64_t session_get_text(struct ns *ns, uint64_t ino, const char *name, char *out, size_t len);
 void session_list(struct session *s, const struct moment_msg *msg);
 void session_remove(struct session *s, const struct moment_msg *msg);
 void session_unregister_all(struct session *s);
 /* After a revert: step counts are read again. */
 void session_reload_steps(struct session *s);
-const char *session_role_name(enum moment_role role);
 
 /* session_step.c */
 void session_pre_step(struct session *s, const struct moment_msg *msg);

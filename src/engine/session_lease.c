@@ -176,26 +176,6 @@ static int release_all(struct session *s, const struct moment_msg *msg,
 	return 0;
 }
 
-/* Forgets hints up to and including what is leased now: it is not ahead any more. */
-static void hints_reached(struct cache *c, uint64_t ino, uint32_t n)
-{
-	for (uint32_t i = 0; i < c->ahead_n && i < 64; i++) {
-		struct prefetch *p = &c->ahead[(c->ahead_head + i) % c->ahead_cap];
-
-		if (p->ino != ino || n < p->n || n >= p->n + p->count)
-			continue;
-		c->ahead_head = (c->ahead_head + i) % c->ahead_cap;
-		c->ahead_n -= i;
-		p->count -= n + 1 - p->n;
-		p->n = n + 1;
-		if (!p->count) {
-			c->ahead_head = (c->ahead_head + 1) % c->ahead_cap;
-			c->ahead_n--;
-		}
-		return;
-	}
-}
-
 static int lease_add(struct session *s, struct advance *a, const struct moment_range *r, uint32_t k)
 {
 	struct cache *c = &s->e->c;
@@ -288,7 +268,7 @@ void session_advance(struct session *s, const struct moment_msg *msg)
 				r = -EINVAL;
 			else
 				r = lease_add(s, a, x, k);
-			hints_reached(c, s->files[x->file]->ino, x->first + k);
+			cache_prefetch_reached(c, s->files[x->file]->ino, x->first + k);
 		}
 	}
 	bytes = s->leased - before;

@@ -18,20 +18,6 @@
 #include "engine/names.h"
 #include "engine/session.h"
 
-static const char *const role_name[MOMENT_ROLES] = {"exp_avg", "exp_avg_sq", "master",
-						    "max_exp_avg_sq"};
-static const struct {
-	const char *name;
-	uint32_t size;
-} dtypes[] = {
-	[MOMENT_F32] = {"float32", 4},
-	[MOMENT_BF16] = {"bfloat16", 2},
-	[MOMENT_F16] = {"float16", 2},
-	[MOMENT_F64] = {"float64", 8},
-};
-#define NDTYPES	 (sizeof(dtypes) / sizeof(dtypes[0]))
-#define NO_DTYPE 0xff
-
 struct entry {
 	const struct moment_reg_entry *m;
 	const uint64_t *shape;
@@ -61,11 +47,6 @@ struct reg {
 	uint64_t pinned;
 	char err[768];
 };
-
-const char *session_role_name(enum moment_role role)
-{
-	return role_name[role];
-}
 
 static void reg_free(struct reg *r)
 {
@@ -123,10 +104,10 @@ static int parse_entry(struct reg *r, struct entry *e, const char *at, size_t le
 	for (k = 0; k < MOMENT_ROLES; k++) {
 		if (m->dtype[k] == NO_DTYPE)
 			continue;
-		if (m->dtype[k] >= NDTYPES)
+		if (m->dtype[k] >= SESSION_DTYPES)
 			return fail(r, -EINVAL, "parameter %s: unknown dtype %u of %s", e->label,
-				    m->dtype[k], role_name[k]);
-		if (numel > NS_FILE_SIZE_MAX / dtypes[m->dtype[k]].size)
+				    m->dtype[k], session_role[k]);
+		if (numel > NS_FILE_SIZE_MAX / session_dtype[m->dtype[k]].size)
 			return fail(
 				r, -EFBIG,
 				"parameter %s: %llu elements make a file above the largest of %llu bytes",
@@ -141,7 +122,7 @@ static int parse_entry(struct reg *r, struct entry *e, const char *at, size_t le
 
 static uint64_t file_bytes(const struct entry *e, unsigned int role)
 {
-	return e->m->numel * dtypes[e->m->dtype[role]].size;
+	return e->m->numel * session_dtype[e->m->dtype[role]].size;
 }
 
 static void shape_text(const struct entry *e, char out[256])
@@ -153,14 +134,6 @@ static void shape_text(const struct entry *e, char out[256])
 		n += (size_t)snprintf(out + n, 256 - n, "%s%llu", d ? "," : "",
 				      (unsigned long long)e->shape[d]);
 	snprintf(out + n, 256 - n, "]");
-}
-
-static int64_t get_text(struct ns *ns, uint64_t ino, const char *name, char *out, size_t len)
-{
-	int64_t n = ns_getxattr(ns, ino, name, out, len - 1);
-
-	out[n > 0 ? n : 0] = 0;
-	return n;
 }
 
 /* ---- checking ---- */
@@ -192,49 +165,49 @@ static int check_existing(struct reg *r, struct entry *e)
 			e->dirname);
 	if (!fresh) {
 		shape_text(e, want);
-		get_text(ns, e->dir, "user.moment.shape", have, sizeof(have));
+		session_get_text(ns, e->dir, "user.moment.shape", have, sizeof(have));
 		if (strcmp(want, have))
 			return fail(
 				r, -EINVAL,
 				"parameter %s: its shape is %s, the state on disk is of shape %s",
 				e->label, want, have);
 	}
-	get_text(ns, e->dir, "user.moment.step", have, sizeof(have));
+	session_get_text(ns, e->dir, "user.moment.step", have, sizeof(have));
 	e->step = strtoull(have, NULL, 10);
 	for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 		bool wanted = e->m->dtype[k] != NO_DTYPE;
-		int x = ns_peek(ns, e->dir, role_name[k], &a);
+		int x = ns_peek(ns, e->dir, session_role[k], &a);
 
 		if (x == -ENOENT) {
 			if (wanted && !fresh)
 				return fail(r, -EINVAL, "parameter %s: the state on disk has no %s",
-					    e->label, role_name[k]);
+					    e->label, session_role[k]);
 			continue;
 		}
 		if (x)
-			return fail(r, x, "parameter %s: %s: %s", e->label, role_name[k],
+			return fail(r, x, "parameter %s: %s: %s", e->label, session_role[k],
 				    strerror(-x));
 		if (!wanted && !fresh)
 			return fail(
 				r, -EINVAL,
 				"parameter %s: the state on disk has %s too, which was not asked for",
-				e->label, role_name[k]);
+				e->label, session_role[k]);
 		if (!wanted)
 			continue;
 		if (!S_ISREG(a.mode))
 			return fail(r, -EINVAL, "params/%s/%s is not a file", e->dirname,
-				    role_name[k]);
+				    session_role[k]);
 		if (file_find(&r->s->e->c, a.ino) && file_find(&r->s->e->c, a.ino)->session == r->s)
 			return fail(r, -EINVAL, "parameter %s is registered already", e->label);
 		e->ino[k] = a.ino;
-		get_text(ns, a.ino, "user.moment.dtype", have, sizeof(have));
-		if (!fresh &&
-		    (strcmp(have, dtypes[e->m->dtype[k]].name) || a.size != file_bytes(e, k)))
+		session_get_text(ns, a.ino, "user.moment.dtype", have, sizeof(have));
+		if (!fresh && (strcmp(have, session_dtype[e->m->dtype[k]].name) ||
+			       a.size != file_bytes(e, k)))
 			return fail(
 				r, -EINVAL,
 				"parameter %s: %s on disk is %s with %llu bytes, asked for is %s with %llu",
-				e->label, role_name[k], have[0] ? have : "of no known dtype",
-				(unsigned long long)a.size, dtypes[e->m->dtype[k]].name,
+				e->label, session_role[k], have[0] ? have : "of no known dtype",
+				(unsigned long long)a.size, session_dtype[e->m->dtype[k]].name,
 				(unsigned long long)file_bytes(e, k));
 	}
 	return 0;
@@ -306,7 +279,7 @@ static int set_attrs(struct reg *r, struct entry *e)
 
 		if (!e->ino[k])
 			continue;
-		file[3].value = dtypes[e->m->dtype[k]].name;
+		file[3].value = session_dtype[e->m->dtype[k]].name;
 		file[3].size = strlen(file[3].value);
 		x = ns_set_moment(ns, e->ino[k], file, 5);
 	}
@@ -365,17 +338,17 @@ static int make_file(struct reg *r, struct entry *e, unsigned int k)
 	int x;
 
 	if (!e->ino[k]) {
-		x = ns_create(c->ns, e->dir, role_name[k], 0600, s->opts.uid, s->opts.gid, true,
+		x = ns_create(c->ns, e->dir, session_role[k], 0600, s->opts.uid, s->opts.gid, true,
 			      &a);
 		if (x)
 			return fail(r, x, "parameter %s: cannot make %s: %s", e->label,
-				    role_name[k], strerror(-x));
+				    session_role[k], strerror(-x));
 		e->ino[k] = a.ino;
 		e->made_file[k] = true;
 	} else {
-		x = ns_lookup(c->ns, e->dir, role_name[k], &a);
+		x = ns_lookup(c->ns, e->dir, session_role[k], &a);
 		if (x)
-			return fail(r, x, "parameter %s: %s: %s", e->label, role_name[k],
+			return fail(r, x, "parameter %s: %s: %s", e->label, session_role[k],
 				    strerror(-x));
 	}
 	e->ref[k] = true;
@@ -388,7 +361,7 @@ static int make_file(struct reg *r, struct entry *e, unsigned int k)
 	if (x)
 		return fail(r, x,
 			    "params/%s/%s is open for writing in another program: close it first",
-			    e->dirname, role_name[k]);
+			    e->dirname, session_role[k]);
 	e->registered[k] = true;
 	if (e->made_file[k]) {
 		e->f[k]->size = file_bytes(e, k);
@@ -456,7 +429,7 @@ static void undo(struct reg *r)
 			if (e->registered[k])
 				ns_unregister(c->ns, e->ino[k]);
 			if (e->made_file[k])
-				ns_unlink(c->ns, e->dir, role_name[k]);
+				ns_unlink(c->ns, e->dir, session_role[k]);
 			if (e->ref[k])
 				ns_forget(c->ns, e->ino[k], 1);
 		}
@@ -812,224 +785,4 @@ void session_register(struct session *s, const struct moment_msg *msg)
 		reply_done(r);
 	else
 		reserve(&r->w);
-}
-
-/* ---- leaving ---- */
-
-static void unregister_file(struct session *s, uint32_t handle)
-{
-	struct cache *c = &s->e->c;
-	struct file *f = s->files[handle];
-
-	if (!f)
-		return;
-	s->files[handle] = NULL;
-	if (s->readonly) {
-		ns_forget(c->ns, f->ino, 1);
-		return;
-	}
-	f->session = NULL;
-	f->pinned = false;
-	for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
-		struct slot *slot = file_slot(f, i);
-
-		if (!slot) {
-			i |= SLOT_CHUNK - 1;
-			continue;
-		}
-		if (slot->b)
-			slot->b->pinned = false;
-		/* Held: torn. A rollback lets it go. */
-		if (!f->held) {
-			slot->keep = false;
-			slot_trim(c, slot);
-		}
-	}
-	if (!f->held)
-		ns_unregister(c->ns, f->ino);
-	ns_forget(c->ns, f->ino, 1);
-}
-
-void session_unregister_all(struct session *s)
-{
-	for (uint32_t i = 0; i < s->nfiles; i++)
-		unregister_file(s, i);
-	s->nfiles = 0;
-	s->nparams = 0;
-}
-
-void session_reload_steps(struct session *s)
-{
-	char text[24];
-
-	for (uint32_t i = 0; i < s->nparams; i++) {
-		if (s->params[i].removed)
-			continue;
-		get_text(s->e->c.ns, s->params[i].dir, "user.moment.step", text, sizeof(text));
-		s->params[i].step = strtoull(text, NULL, 10);
-		s->params[i].next_step = STEP_NONE;
-	}
-}
-
-void session_remove(struct session *s, const struct moment_msg *msg)
-{
-	const struct moment_remove *m = (const struct moment_remove *)msg;
-	struct cache *c = &s->e->c;
-
-	if (msg->len != sizeof(*m) + (uint64_t)m->n * sizeof(m->param[0])) {
-		session_error(s, msg, -EPROTO, "remove: the message's length does not fit");
-		return;
-	}
-	if (s->stepping || s->nleases) {
-		session_error(s, msg, -EBUSY,
-			      "parameters can be removed only between steps, with no leases out");
-		return;
-	}
-	for (uint32_t i = 0; i < m->n; i++) {
-		if (m->param[i] >= s->nparams || s->params[m->param[i]].removed) {
-			session_error(s, msg, -EINVAL, "remove: no parameter %u", m->param[i]);
-			return;
-		}
-	}
-	for (uint32_t i = 0; i < m->n; i++) {
-		struct param *p = &s->params[m->param[i]];
-		struct ns_attr a;
-		char name[NS_NAME_MAX + 1];
-
-		if (p->removed)
-			continue;
-		p->removed = true;
-		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
-			if (p->file[k] == UINT32_MAX)
-				continue;
-			unregister_file(s, p->file[k]);
-			ns_unlink(c->ns, p->dir, role_name[k]);
-		}
-		if (!ns_getattr(c->ns, p->dir, &a) && !ns_path(c->ns, p->dir, name, sizeof(name)))
-			ns_rmdir(c->ns, NS_ROOT, name);
-	}
-	session_info_reply(s, msg);
-}
-
-/* ---- listing ---- */
-
-#define LIST_BATCH 64u
-
-struct lister {
-	uint64_t ino[LIST_BATCH], cookie[LIST_BATCH];
-	unsigned int n;
-};
-
-static bool list_one(void *arg, const char *name, const struct ns_attr *a, uint64_t cookie)
-{
-	struct lister *l = arg;
-
-	(void)name;
-	if (l->n == LIST_BATCH)
-		return false;
-	if (!S_ISDIR(a->mode))
-		return true;
-	l->ino[l->n] = a->ino;
-	l->cookie[l->n++] = cookie;
-	return true;
-}
-
-/* "[2,3]" -> shape; the number of dimensions. */
-static uint32_t parse_shape(const char *text, uint64_t *shape, uint64_t *numel)
-{
-	uint32_t n = 0;
-
-	*numel = 1;
-	for (const char *p = text; *p && n < MOMENT_NDIM_MAX;) {
-		if (*p >= '0' && *p <= '9') {
-			char *end;
-
-			shape[n] = strtoull(p, &end, 10);
-			*numel *= shape[n++];
-			p = end;
-		} else {
-			p++;
-		}
-	}
-	return n;
-}
-
-/* 0: not a parameter; else the entry's bytes, or SIZE_MAX: does not fit. */
-static size_t list_entry_put(struct ns *ns, uint64_t dir, char *out, size_t room)
-{
-	struct moment_list_entry le = {0};
-	uint64_t shape[MOMENT_NDIM_MAX];
-	char text[1500], *name = malloc(NS_XATTR_VALUE_MAX);
-	int64_t n = name ? ns_getxattr(ns, dir, "user.moment.name", name, NS_XATTR_VALUE_MAX) : -1;
-	size_t size;
-
-	if (n < 0) {
-		free(name);
-		return 0;
-	}
-	get_text(ns, dir, "user.moment.shape", text, sizeof(text));
-	le.e.ndim = parse_shape(text, shape, &le.e.numel);
-	get_text(ns, dir, "user.moment.step", text, sizeof(text));
-	le.step = strtoull(text, NULL, 10);
-	le.e.name_len = (uint32_t)n;
-	for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
-		struct ns_attr a;
-
-		le.e.dtype[k] = NO_DTYPE;
-		if (ns_peek(ns, dir, role_name[k], &a))
-			continue;
-		get_text(ns, a.ino, "user.moment.dtype", text, sizeof(text));
-		for (unsigned int d = 0; d < NDTYPES; d++) {
-			if (!strcmp(text, dtypes[d].name))
-				le.e.dtype[k] = (uint8_t)d;
-		}
-		get_text(ns, a.ino, "user.moment.tier", text, sizeof(text));
-		le.e.tier = !strcmp(text, "ram") ? 1 : !strcmp(text, "nvme") ? 2 : 0;
-	}
-	le.e.size = (uint32_t)round_up_u64(
-		sizeof(le.e) + le.e.ndim * sizeof(uint64_t) + le.e.name_len, 8);
-	size = sizeof(le) - sizeof(le.e) + le.e.size;
-	if (size > room) {
-		free(name);
-		return SIZE_MAX;
-	}
-	memset(out, 0, size);
-	memcpy(out, &le, sizeof(le));
-	memcpy(out + sizeof(le), shape, le.e.ndim * sizeof(uint64_t));
-	memcpy(out + sizeof(le) + le.e.ndim * sizeof(uint64_t), name, le.e.name_len);
-	free(name);
-	return size;
-}
-
-void session_list(struct session *s, const struct moment_msg *msg)
-{
-	const struct moment_list *m = (const struct moment_list *)msg;
-	struct ns *ns = s->e->c.ns;
-	struct lister l = {.n = 0};
-	struct moment_list_reply *out = calloc(1, MOMENT_MSG_MAX);
-	size_t at = sizeof(*out);
-	unsigned int i;
-
-	if (!out) {
-		session_error(s, msg, -ENOMEM, "list: out of memory");
-		return;
-	}
-	ns_readdir(ns, NS_ROOT, m->cookie, false, list_one, &l);
-	out->cookie = l.n == LIST_BATCH ? l.cookie[LIST_BATCH - 1] : 0;
-	for (i = 0; i < l.n; i++) {
-		size_t size = list_entry_put(ns, l.ino[i], (char *)out + at, MOMENT_MSG_MAX - at);
-
-		if (size == SIZE_MAX) {
-			if (out->n == 0) /* a name as long as a message: it cannot be told */
-				continue;
-			out->cookie = l.cookie[i - 1];
-			break;
-		}
-		if (size) {
-			out->n++;
-			at += size;
-		}
-	}
-	session_reply(s, msg, out, at);
-	free(out);
 }
