@@ -46,6 +46,16 @@ struct commit {
 
 static void timer_fire(struct loop_timer *t);
 
+static void tell(struct list *waiters, int res)
+{
+	while (!list_empty(waiters)) {
+		struct commit_wait *w = list_first(waiters, struct commit_wait, link);
+
+		list_remove(&w->link);
+		w->done(w, res);
+	}
+}
+
 int commit_init(struct cache *c, int seconds)
 {
 	struct commit *m = calloc(1, sizeof(*m));
@@ -75,7 +85,11 @@ void commit_fini(struct cache *c)
 {
 	struct commit *m = c->commit;
 
-	assert(!m->running);
+	/* An engine that is abandoned may leave one half done: the backing stays at the one before. */
+	if (m->running)
+		catalog_txn_end(c->cat, m->txn, -ECANCELED);
+	tell(&m->waiting, -ECANCELED);
+	tell(&m->next, -ECANCELED);
 	free(m->frees.v);
 	free(m->inos);
 	free(m->scratch);
@@ -124,21 +138,15 @@ bool commit_wanted(const struct cache *c)
 
 /* ---- end ---- */
 
-static void tell(struct list *waiters, int res)
-{
-	while (!list_empty(waiters)) {
-		struct commit_wait *w = list_first(waiters, struct commit_wait, link);
-
-		list_remove(&w->link);
-		w->done(w, res);
-	}
-}
-
-/* The commit did not happen: what it took is changed again, what it would have freed is not free.
+/*
+ * The commit did not happen: what it took is changed again, what it would have freed is not free.
+ * It may even be what a mount finds after a crash (catalog_uncertain): then its places are not
+ * written over either, until a later commit has succeeded.
  */
 static void undo(struct commit *m)
 {
 	struct cache *c = m->c;
+	bool uncertain = catalog_uncertain(c->cat);
 
 	for (size_t i = 0; i < m->ninos; i++) {
 		struct file *f = file_find(c, m->inos[i]);
@@ -146,7 +154,7 @@ static void undo(struct commit *m)
 		if (!f)
 			continue;
 		for (uint32_t k = 0; k < f->nslots; k++) {
-			for (uint32_t j = 0; f->slots[k] && j < SLOT_CHUNK; j++) {
+			for (uint32_t j = 0; !uncertain && f->slots[k] && j < SLOT_CHUNK; j++) {
 				if (f->slots[k][j].seq == m->seq)
 					f->slots[k][j].seq = 0;
 			}
@@ -175,6 +183,7 @@ static void finish(struct commit *m, int res)
 
 		clock_gettime(CLOCK_REALTIME, &now);
 		m->committed = m->step;
+		TRACE(c, "commit", 0, m->seq, m->bytes);
 		m->info.seq = m->seq;
 		m->info.count++;
 		m->info.time_ns = (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
@@ -368,6 +377,7 @@ void commit_start(struct cache *c)
 	}
 	m->running = true;
 	m->seq = catalog_txn_seq(m->txn);
+	TRACE(c, "freeze", 0, m->seq, 0);
 	m->res = 0;
 	m->bytes = 0;
 	m->start_ns = loop_now_ns();

@@ -480,11 +480,12 @@ static void fini(struct engine *e)
 		loop_destroy(e->loop);
 	e->loop = NULL;
 	free_loaded(e);
+	if (e->c.commit)
+		commit_fini(&e->c);
 	ops_fini(e);
 	if (e->io)
 		io_destroy(e->io);
-	if (e->c.commit)
-		commit_fini(&e->c);
+	trace_close(e->c.trace);
 	if (e->cache_ready)
 		cache_fini(&e->c);
 	if (e->cat)
@@ -596,6 +597,13 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
 				"%s cannot reserve space: if %s fills up, writes may fail late (they stay in RAM "
 				"and are retried)",
 				pi.host_fs, e->path);
+	}
+	if (opts->trace) {
+		r = trace_open(opts->trace, &c->trace);
+		if (r) {
+			snprintf(err, errlen, "trace=%s: %s", opts->trace, strerror(-r));
+			goto out_fini;
+		}
 	}
 	r = start(e, err, errlen);
 	if (r)
