@@ -98,12 +98,14 @@ void block_fill(struct block *b, bool urgent)
 	assert(b->state == BLOCK_READING);
 	c->reading++;
 	if (extent_is_hole(&s->live)) {
+		TRACE(c, "zero", b->f->ino, b->n, b->piece);
 		b->work.run = zero_run;
 		b->work.done = zero_done;
 		loop_work_urgent(c->loop, &b->work);
 		return;
 	}
 	b->next = s->live;
+	TRACE(c, urgent ? "read" : "ahead", b->f->ino, b->n, s->live.len);
 	b->io = (struct io_op){
 		.kind = IO_READ,
 		.buf = arena_ptr_at(c->base, b->mem),
@@ -164,6 +166,7 @@ static void write_done(struct io_op *io)
 		block_set_state(b, BLOCK_DIRTY);
 	} else {
 		c->stats.writebacks++;
+		TRACE(c, "written", f->ino, b->n, b->next.len);
 		if (b->error) {
 			b->error = 0;
 			c->error_blocks--;
@@ -216,6 +219,7 @@ static void write_start(struct block *b, bool urgent)
 		.len = len,
 		.valid = (uint32_t)min_u64(file_content(c, b->f, b->n), len),
 	};
+	TRACE(c, "write", b->f->ino, b->n, len);
 	block_set_state(b, BLOCK_WRITING);
 	c->writing++;
 	b->work.run = hash_run;

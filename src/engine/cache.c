@@ -201,6 +201,7 @@ static bool evict_one(struct cache *c, enum policy_class class, bool spare_ahead
 		if (!evictable(b) || (spare_ahead && b->ahead))
 			continue;
 		c->stats.evictions++;
+		TRACE(c, "evict", b->f->ino, b->n, b->piece);
 		block_remove(b, true);
 		return true;
 	}

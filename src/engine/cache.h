@@ -35,6 +35,7 @@
 #include "engine/loop.h"
 #include "engine/policy.h"
 #include "engine/pool.h"
+#include "engine/trace.h"
 #include "engine/types.h"
 
 struct cache;
@@ -203,6 +204,7 @@ struct cache {
 
 	struct commit *commit; /* see commit.h */
 	struct cache_stats stats;
+	struct trace *trace; /* or NULL */
 	uint64_t leased, leased_small; /* bytes of memory out on leases */
 
 	/* hooks of engine.c */

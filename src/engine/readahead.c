@@ -32,6 +32,7 @@ void cache_prefetch(struct cache *c, uint64_t ino, uint32_t n, uint32_t count)
 {
 	if (c->ahead_n == c->ahead_cap || !count)
 		return; /* a hint */
+	TRACE(c, "hint", ino, n, (uint64_t)count * c->block);
 	c->ahead[(c->ahead_head + c->ahead_n++) % c->ahead_cap] =
 		(struct prefetch){.ino = ino, .n = n, .count = count};
 }

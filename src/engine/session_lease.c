@@ -56,6 +56,7 @@ static void lease_release(struct session *s, struct lease *l, uint32_t flags)
 
 	if ((flags & MOMENT_RANGE_COOL) && b)
 		policy_cool(c->policy, &b->pol);
+	TRACE(c, "release", l->want.f->ino, l->want.n, l->piece);
 	cache_put(c, &l->want, !(flags & MOMENT_RANGE_CLEAN));
 	lease_free(s, l);
 }
@@ -128,6 +129,7 @@ static void advance_done(struct get *g, int res)
 
 				l->want = *w;
 				l->granted = true;
+				TRACE(c, "lease", w->f->ino, w->n, l->piece);
 				m->l[i].arena = w->b->mem.o;
 				m->l[i].len = file_content(c, w->f, w->n);
 			}

@@ -110,6 +110,7 @@ void session_pre_step(struct session *s, const struct moment_msg *msg)
 		session_error(s, msg, -EINVAL, "not a step number");
 		return;
 	}
+	TRACE(c, "step", 0, m->step, 0);
 	s->stepping = true;
 	s->step = e->open_step = m->step;
 	for (uint32_t i = 0; i < s->nfiles; i++) {
@@ -240,6 +241,7 @@ void session_post_step(struct session *s, const struct moment_msg *msg)
 	hold_dirs(s, false);
 	s->stepping = false;
 	e->open_step = STEP_NONE;
+	TRACE(c, "end", 0, m->step, 0);
 	commit_set_boundary(c, m->step);
 	if (list_empty(&s->commits) && (msg->flags & MOMENT_POST_COMMIT))
 		commit_start(c);
