@@ -20,8 +20,7 @@ static bool always(void)
 
 #include <cpuid.h>
 
-/* These also see whether the system saves the registers; f16c, which compilers may not know, needs
- * the same ones. */
+/* Supported is also: the system saves the registers. f16c, unknown to some compilers, needs no more. */
 static bool has_avx2(void)
 {
 	unsigned int a, b, c, d;

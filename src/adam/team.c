@@ -26,6 +26,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <unistd.h>
 
 #include "adam/team.h"
 
@@ -110,8 +111,7 @@ static void fork_child(void)
 	team.busy = team.stop = false;
 }
 
-/* As many helpers as wanted, or as can be had. A helper takes no signals: they are the caller's
- * business. */
+/* As many helpers as wanted, or as can be had. They take no signals: those are the caller's. */
 static void start_helpers_locked(int count)
 {
 	sigset_t all, saved;
@@ -136,7 +136,10 @@ void team_run(int nthreads, void (*fn)(void *arg, unsigned int piece), void *arg
 {
 	struct job job = {.fn = fn, .arg = arg, .pieces = pieces};
 	bool alone = nthreads < 2 || pieces < 2;
+	int cancel;
 
+	/* A wait is where a thread could be cancelled, and would take the helpers with it. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	if (!alone) {
 		int helpers = (unsigned int)nthreads < pieces ? nthreads - 1 : (int)pieces - 1;
 
@@ -153,24 +156,27 @@ void team_run(int nthreads, void (*fn)(void *arg, unsigned int piece), void *arg
 		pthread_mutex_unlock(&team.lock);
 	}
 	run_pieces(&job);
-	if (alone)
-		return;
-	pthread_mutex_lock(&team.lock);
-	team.job = NULL;
-	team.wanted = 0;
-	while (team.working > 0)
-		pthread_cond_wait(&team.idle, &team.lock);
-	team.busy = false;
-	pthread_mutex_unlock(&team.lock);
+	if (!alone) {
+		pthread_mutex_lock(&team.lock);
+		team.job = NULL;
+		team.wanted = 0;
+		while (team.working > 0)
+			pthread_cond_wait(&team.idle, &team.lock);
+		team.busy = false;
+		pthread_mutex_unlock(&team.lock);
+	}
+	pthread_setcancelstate(cancel, NULL);
 }
 
 int team_default_size(void)
 {
 	cpu_set_t allowed;
+	long online;
 
 	if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0)
 		return CPU_COUNT(&allowed) > 0 ? CPU_COUNT(&allowed) : 1;
-	return 1; /* more CPUs than a cpu_set_t holds: let the caller say */
+	online = sysconf(_SC_NPROCESSORS_ONLN); /* more than a cpu_set_t holds */
+	return online > 0 ? (int)online : 1;
 }
 
 __attribute__((destructor)) static void stop_helpers(void)
