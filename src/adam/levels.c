@@ -20,7 +20,7 @@ static bool always(void)
 
 #include <cpuid.h>
 
-/* Supported is also: the system saves the registers. f16c, unknown to some compilers, needs no more. */
+/* Supported means also that the system saves the registers; f16c needs no others. */
 static bool has_avx2(void)
 {
 	unsigned int a, b, c, d;
