@@ -40,6 +40,7 @@ struct reg {
 	uint32_t flags, n;
 	struct entry *e;
 	struct waiter w;
+	struct commit_wait cw;
 	/* where reserving has got to */
 	uint32_t i, block;
 	unsigned int role;
@@ -509,6 +510,7 @@ static uint64_t still_needed(struct reg *r)
 }
 
 static void reply_done(struct reg *r);
+static void make_durable(struct reg *r);
 
 static void reg_fail(struct reg *r, int x)
 {
@@ -611,10 +613,54 @@ static void reserve(struct waiter *w)
 			}
 		}
 	}
-	reply_done(r);
+	make_durable(r);
 }
 
 /* ---- the end ---- */
+
+static void committed(struct commit_wait *w, int res)
+{
+	struct reg *r = container_of(w, struct reg, cw);
+
+	if (res)
+		fail(r, res,
+		     "the parameters are made, but the commit that records them failed: %s; cure the drive "
+		     "(momentctl status has the details) and register again",
+		     strerror(-res));
+	if (res || r->s->dead)
+		reg_fail(r, res ? res : -ECANCELED);
+	else
+		reply_done(r);
+}
+
+/*
+ * What was made is committed before the first step: a parameter that no commit knows could not be
+ * left out of a commit, nor taken back to its last one.
+ */
+static void make_durable(struct reg *r)
+{
+	bool made = r->flags & MOMENT_REG_FRESH;
+	int x = 0;
+
+	for (uint32_t i = 0; i < r->n && !x; i++) {
+		struct entry *e = &r->e[i];
+
+		for (unsigned int k = 0; k < MOMENT_ROLES; k++)
+			made = made || e->made_file[k];
+		if ((r->flags & MOMENT_REG_FRESH) && !e->made) {
+			e->step = 0;
+			x = set_attrs(r, e);
+		}
+	}
+	if (x) {
+		reg_fail(r, x);
+	} else if (made) {
+		r->cw.done = committed;
+		commit_request(&r->s->e->c, &r->cw);
+	} else {
+		reply_done(r);
+	}
+}
 
 static int take_handles(struct reg *r, struct moment_register_reply *m)
 {
@@ -672,14 +718,6 @@ static void reply_done(struct reg *r)
 	struct pool_info pi;
 	int x = m ? 0 : fail(r, -ENOMEM, "register: out of memory");
 
-	/* A fresh state has new attributes; done last, so that a failure before leaves the old
-	 * ones. */
-	for (uint32_t i = 0; i < r->n && !x && (r->flags & MOMENT_REG_FRESH); i++) {
-		if (!r->e[i].made) {
-			r->e[i].step = 0;
-			x = set_attrs(r, &r->e[i]);
-		}
-	}
 	if (!x && take_handles(r, m))
 		x = fail(r, -ENOMEM, "register: out of memory");
 	if (x) {
@@ -731,6 +769,58 @@ static void reply_check(struct reg *r)
 	reg_free(r);
 }
 
+static void adopt(struct reg *r);
+
+/* Everything is read: check, make, reserve. */
+static void proceed(struct reg *r)
+{
+	struct session *s = r->s;
+	int x = s->dead ? fail(r, -ECANCELED, "the session has ended") : 0;
+
+	if (!x)
+		x = check(r);
+	if (!x && (r->flags & MOMENT_REG_CHECK)) {
+		reply_check(r);
+		return;
+	}
+	if (!x)
+		x = make(r);
+	if (!x && !s->readonly)
+		x = check_pins(r);
+	if (x) {
+		reg_fail(r, x);
+		return;
+	}
+	if (s->readonly)
+		reply_done(r);
+	else
+		reserve(&r->w);
+}
+
+static void adopted(void *arg, int res)
+{
+	struct reg *r = arg;
+
+	r->e[r->i].adopted = res == 0;
+	r->i++;
+	adopt(r);
+}
+
+/* Directories that plain tools brought, one after the other; then on. */
+static void adopt(struct reg *r)
+{
+	for (; r->i < r->n && !r->s->readonly; r->i++) {
+		struct entry *e = &r->e[r->i];
+		struct ns_attr a;
+
+		if (!ns_peek(r->s->e->c.ns, NS_ROOT, e->dirname, &a) && S_ISDIR(a.mode) &&
+		    adopt_start(r->s->e, a.ino, e->name, e->m->name_len, adopted, r))
+			return;
+	}
+	r->i = 0;
+	proceed(r);
+}
+
 void session_register(struct session *s, const struct moment_msg *msg)
 {
 	const struct moment_register *m = (const struct moment_register *)msg;
@@ -747,6 +837,7 @@ void session_register(struct session *s, const struct moment_msg *msg)
 		r->s = s;
 		r->w.wake = reserve;
 		list_init(&r->w.link);
+		list_init(&r->cw.link);
 		r->msg = malloc(msg->len);
 		r->flags = m->flags;
 		r->n = m->n;
@@ -767,22 +858,9 @@ void session_register(struct session *s, const struct moment_msg *msg)
 		if (!x)
 			at += r->e[i].m->size;
 	}
-	if (!x)
-		x = check(r);
-	if (!x && (r->flags & MOMENT_REG_CHECK)) {
-		reply_check(r);
-		return;
-	}
-	if (!x)
-		x = make(r);
-	if (!x && !s->readonly)
-		x = check_pins(r);
 	if (x) {
 		reg_fail(r, x);
 		return;
 	}
-	if (s->readonly)
-		reply_done(r);
-	else
-		reserve(&r->w);
+	adopt(r);
 }

@@ -416,8 +416,11 @@ static void register_new(void)
 			params[which[i]].state = P_NONE;
 		return;
 	}
-	for (int i = 0; i < n; i++)
+	for (int i = 0; i < n; i++) {
 		params[which[i]].state = P_LIVE;
+		params[which[i]].durable = true;
+	}
+	all_is_durable(); /* registering is a commit */
 }
 
 static int live_params(int *which)
