@@ -133,13 +133,12 @@ struct moment_reg_entry {
 
 struct moment_reg_reply_entry {
 	uint32_t param; /* handle; handles are dense from 0 in order of registering */
-	uint32_t flags; /* MOMENT_REG_CREATED | MOMENT_REG_FOUND | MOMENT_REG_ADOPTED */
+	uint32_t flags; /* MOMENT_REG_CREATED | MOMENT_REG_FOUND */
 	uint64_t step;	/* this parameter's own step count */
 	uint32_t file[MOMENT_ROLES]; /* handles for ranges; UINT32_MAX: no such array */
 };
 #define MOMENT_REG_CREATED 1u
 #define MOMENT_REG_FOUND   2u
-#define MOMENT_REG_ADOPTED 4u /* found as ordinary files with a meta.json */
 
 struct moment_register {
 	struct moment_msg h;

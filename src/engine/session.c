@@ -87,14 +87,12 @@ void session_info_reply(struct session *s, const struct moment_msg *req)
 
 /* ---- hello ---- */
 
-static void hello_ok(struct session *s, const struct moment_msg *req, uint64_t rolled_back)
+static void hello_reply(struct session *s, const struct moment_msg *req, uint64_t rolled_back)
 {
 	struct engine *e = s->e;
 	struct commit_info ci;
 	struct moment_hello_reply m = {0};
 
-	if (!s->readonly)
-		e->writer = s;
 	s->hello = true;
 	commit_get_info(&e->c, &ci);
 	m.version = MOMENT_PROTOCOL_VERSION;
@@ -108,6 +106,37 @@ static void hello_ok(struct session *s, const struct moment_msg *req, uint64_t r
 	m.ram = arena_size(e->arena);
 	m.daemon_pid = (uint32_t)getpid();
 	session_reply(s, req, &m, sizeof(m));
+}
+
+struct hello_ok {
+	struct session *s;
+	struct moment_msg req;
+	uint64_t rolled_back;
+};
+
+static void hello_adopted(void *arg)
+{
+	struct hello_ok *h = arg;
+
+	if (session_busy_end(h->s))
+		hello_reply(h->s, &h->req, h->rolled_back);
+	free(h);
+}
+
+static void hello_ok(struct session *s, const struct moment_msg *req, uint64_t rolled_back)
+{
+	struct hello_ok *h = calloc(1, sizeof(*h));
+
+	if (!s->readonly)
+		s->e->writer = s;
+	if (!h || s->readonly) {
+		free(h);
+		hello_reply(s, req, rolled_back);
+		return;
+	}
+	*h = (struct hello_ok){s, *req, rolled_back};
+	session_busy_begin(s);
+	session_adopt_all(s->e, hello_adopted, h);
 }
 
 struct hello_revert {

@@ -60,6 +60,10 @@ bool session_busy_end(struct session *s);
 /* session_register.c */
 void session_register(struct session *s, const struct moment_msg *msg);
 
+/* adopt.c: directories of parameters that plain tools brought get their attributes back. done() may
+ * be called at once. */
+void session_adopt_all(struct engine *e, void (*done)(void *arg), void *arg);
+
 /* session_params.c */
 #define SESSION_DTYPES 4u
 #define NO_DTYPE       0xff

@@ -25,7 +25,7 @@ struct entry {
 	char dirname[NAMES_MAX + 1];
 	char label[128]; /* the name, for messages */
 	uint64_t dir;
-	bool made, adopted;
+	bool made;
 	uint64_t step;
 	uint64_t ino[MOMENT_ROLES]; /* 0: does not have it */
 	bool made_file[MOMENT_ROLES];
@@ -690,9 +690,7 @@ static int take_handles(struct reg *r, struct moment_register_reply *m)
 
 		*p = (struct param){.dir = e->dir, .step = e->step, .next_step = STEP_NONE};
 		m->e[i].param = s->nparams++;
-		m->e[i].flags = e->made	     ? MOMENT_REG_CREATED
-				: e->adopted ? MOMENT_REG_ADOPTED
-					     : MOMENT_REG_FOUND;
+		m->e[i].flags = e->made ? MOMENT_REG_CREATED : MOMENT_REG_FOUND;
 		m->e[i].step = e->step;
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			p->file[k] = UINT32_MAX;
@@ -769,8 +767,6 @@ static void reply_check(struct reg *r)
 	reg_free(r);
 }
 
-static void adopt(struct reg *r);
-
 /* Everything is read: check, make, reserve. */
 static void proceed(struct reg *r)
 {
@@ -795,30 +791,6 @@ static void proceed(struct reg *r)
 		reply_done(r);
 	else
 		reserve(&r->w);
-}
-
-static void adopted(void *arg, int res)
-{
-	struct reg *r = arg;
-
-	r->e[r->i].adopted = res == 0;
-	r->i++;
-	adopt(r);
-}
-
-/* Directories that plain tools brought, one after the other; then on. */
-static void adopt(struct reg *r)
-{
-	for (; r->i < r->n && !r->s->readonly; r->i++) {
-		struct entry *e = &r->e[r->i];
-		struct ns_attr a;
-
-		if (!ns_peek(r->s->e->c.ns, NS_ROOT, e->dirname, &a) && S_ISDIR(a.mode) &&
-		    adopt_start(r->s->e, a.ino, e->name, e->m->name_len, adopted, r))
-			return;
-	}
-	r->i = 0;
-	proceed(r);
 }
 
 void session_register(struct session *s, const struct moment_msg *msg)
@@ -862,5 +834,5 @@ void session_register(struct session *s, const struct moment_msg *msg)
 		reg_fail(r, x);
 		return;
 	}
-	adopt(r);
+	proceed(r);
 }

@@ -63,7 +63,7 @@ struct path_param {
 	const char *hyper;
 	/* out */
 	uint32_t handle;
-	uint32_t found; /* MOMENT_REG_CREATED, FOUND, ADOPTED */
+	uint32_t found; /* MOMENT_REG_CREATED or MOMENT_REG_FOUND */
 	uint64_t step;
 	uint32_t file[MOMENT_ROLES];
 };
