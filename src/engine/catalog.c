@@ -246,6 +246,23 @@ static int count_wal(void *arg, sqlite3 *db, const char *name, int pages)
 	return SQLITE_OK;
 }
 
+/* SQLite stays with another journal where it cannot, without an error. */
+static int use_wal(sqlite3 *db)
+{
+	sqlite3_stmt *st = NULL;
+	int rc = sqlite3_prepare_v2(db, "PRAGMA journal_mode = WAL", -1, &st, NULL);
+	int res;
+
+	errno = 0;
+	if (rc == SQLITE_OK)
+		rc = sqlite3_step(st);
+	res = cat_errno(db, rc);
+	if (rc == SQLITE_ROW && strcmp((const char *)sqlite3_column_text(st, 0), "wal"))
+		res = -EOPNOTSUPP;
+	sqlite3_finalize(st);
+	return res;
+}
+
 static int call_on_map(const struct catalog_opts *opts, const struct cat_image *img)
 {
 	int res = 0;
@@ -309,6 +326,10 @@ int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *er
 	res = c->dirfd < 0 ? -errno : path_of(path, opts->dir, CATALOG_FILE);
 	if (!res && fstatat(c->dirfd, CATALOG_FILE, &st, AT_SYMLINK_NOFOLLOW) < 0)
 		res = -errno;
+	if (!res && !S_ISREG(st.st_mode)) {
+		cat_message(err, errlen, "%s/" CATALOG_FILE ": not a regular file", opts->dir);
+		res = -EINVAL;
+	}
 	if (opts->create && !res)
 		res = -EEXIST;
 	else if (opts->create && res == -ENOENT && c->dirfd >= 0)
@@ -329,8 +350,9 @@ int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *er
 		if (!res)
 			res = load(c, opts, c->db, err, errlen);
 		if (!res)
-			res = cat_exec(c->db, "PRAGMA journal_mode = WAL;"
-					      "PRAGMA journal_size_limit = 8388608;");
+			res = use_wal(c->db);
+		if (!res)
+			res = cat_exec(c->db, "PRAGMA journal_size_limit = 8388608;");
 		if (!res)
 			res = cat_prepare(c);
 		if (!res) {

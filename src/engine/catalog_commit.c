@@ -41,8 +41,10 @@ struct change {
 
 struct catalog_txn {
 	struct catalog *c;
-	struct u64map changes; /* number -> struct change */
-	uint64_t *dead;	       /* rows to delete */
+	struct u64map changes;	/* number -> struct change */
+	struct change **sorted; /* by number, made by prepare(): SQLite likes that order */
+	size_t n_sorted;
+	uint64_t *dead; /* rows to delete */
 	size_t n_dead;
 	size_t n_dead_seen; /* so many of ns->dead are dealt with when this succeeds */
 	struct cat_meta meta;
@@ -68,6 +70,7 @@ static void txn_free(struct catalog_txn *t)
 	while ((ch = u64map_next(&t->changes, &pos)))
 		change_free(ch);
 	u64map_fini(&t->changes);
+	free(t->sorted);
 	free(t->dead);
 	free(t);
 }
@@ -282,17 +285,19 @@ static void bind_row(sqlite3_stmt *st, const struct ns_row *row, bool entry_only
 	sqlite3_bind_int64(st, 12, row->flags);
 }
 
-static int write_xattrs(struct catalog *c, const struct ns_row *row)
+static int write_xattrs(struct catalog *c, const struct ns_row *row, bool replace)
 {
 	sqlite3_stmt *st = c->st[ST_XATTR_INSERT];
 	const uint8_t *value;
 	uint32_t name_len, size;
 	const char *name;
 	size_t pos = 0;
-	int res;
+	int res = 0;
 
-	sqlite3_bind_int64(c->st[ST_XATTR_DELETE], 1, (int64_t)row->ino);
-	res = cat_run(c->st[ST_XATTR_DELETE]);
+	if (replace) {
+		sqlite3_bind_int64(c->st[ST_XATTR_DELETE], 1, (int64_t)row->ino);
+		res = cat_run(c->st[ST_XATTR_DELETE]);
+	}
 	while (!res && ns_xattrs_next(row->xattrs, row->xattrs_len, &pos, &name, &name_len, &value,
 				      &size) > 0) {
 		sqlite3_bind_int64(st, 1, (int64_t)row->ino);
@@ -303,54 +308,49 @@ static int write_xattrs(struct catalog *c, const struct ns_row *row)
 	return res;
 }
 
-static int write_map(struct catalog *c, const struct change *ch)
+/* Runs one of the statements that write a row of table inode. `blob` is for those with the map. */
+static int write_row(struct catalog *c, enum cat_stmt which, const struct change *ch,
+		     const uint8_t *blob)
 {
-	sqlite3_stmt *st = c->st[ST_UPDATE_MAP];
-	uint32_t n = ch->after->n_map;
-	uint8_t *blob = NULL;
-	int res = 0;
+	size_t len = (size_t)ch->after->n_map * BLOCKMAP_ENTRY;
+	sqlite3_stmt *st = c->st[which];
+	int rc = SQLITE_OK;
 
 	sqlite3_bind_int64(st, 1, (int64_t)ch->after->ino);
-	if (n) {
-		blob = malloc((size_t)n * BLOCKMAP_ENTRY);
-		if (!blob)
-			return -ENOMEM;
-		blockmap_encode(ch->map, n, blob);
-		/* Unlike names and attributes it may be too big, and would then be NULL. */
-		res = cat_errno(c->db, sqlite3_bind_blob64(st, 2, blob, (size_t)n * BLOCKMAP_ENTRY,
-							   SQLITE_STATIC));
-	}
-	if (!res)
-		res = run_one(c->db, st);
-	else
-		sqlite3_clear_bindings(st);
-	free(blob);
-	return res;
+	if (which != ST_UPDATE_MAP)
+		bind_row(st, &ch->row, which == ST_UPDATE_ENTRY);
+	sqlite3_bind_int64(st, 13, (int64_t)cat_hash_row(ch->after));
+	/* Unlike names and attributes it may be too big, and would then be NULL. */
+	if ((which == ST_INSERT || which == ST_UPDATE_MAP) && ch->has_map && len)
+		rc = sqlite3_bind_blob64(st, 14, blob, len, SQLITE_STATIC);
+	if (rc == SQLITE_OK)
+		return run_one(c->db, st);
+	sqlite3_clear_bindings(st);
+	return cat_errno(c->db, rc);
 }
 
 static int write_change(struct catalog *c, const struct change *ch)
 {
 	const struct cat_row *before = u64map_get(&c->rows, ch->after->ino);
-	sqlite3_stmt *st;
+	uint8_t *blob = NULL;
 	int res = 0;
 
-	if (ch->kind != CHANGE_MAP) {
-		st = c->st[ch->kind == CHANGE_ENTRY ? ST_UPDATE_ENTRY
-			   : ch->is_new		    ? ST_INSERT
-						    : ST_UPDATE];
-		bind_row(st, &ch->row, ch->kind == CHANGE_ENTRY);
-		res = run_one(c->db, st);
+	if (ch->has_map && ch->after->n_map) {
+		blob = malloc((size_t)ch->after->n_map * BLOCKMAP_ENTRY);
+		if (!blob)
+			return -ENOMEM;
+		blockmap_encode(ch->map, ch->after->n_map, blob);
 	}
+	if (ch->is_new)
+		res = write_row(c, ST_INSERT, ch, blob);
+	else if (ch->kind != CHANGE_MAP)
+		res = write_row(c, ch->kind == CHANGE_ROW ? ST_UPDATE : ST_UPDATE_ENTRY, ch, blob);
+	if (!res && !ch->is_new && ch->has_map)
+		res = write_row(c, ST_UPDATE_MAP, ch, blob);
 	if (!res && ch->kind == CHANGE_ROW && ch->after->xattr != (before ? before->xattr : 0))
-		res = write_xattrs(c, &ch->row);
-	if (!res && ch->has_map)
-		res = write_map(c, ch);
-	if (res < 0)
-		return res;
-	st = c->st[ST_HASH];
-	sqlite3_bind_int64(st, 1, (int64_t)ch->after->ino);
-	sqlite3_bind_int64(st, 2, (int64_t)cat_hash_row(ch->after));
-	return run_one(c->db, st);
+		res = write_xattrs(c, &ch->row, !ch->is_new);
+	free(blob);
+	return res;
 }
 
 static int write_meta(struct catalog *c, const struct cat_meta *m)
@@ -374,8 +374,6 @@ static int write_meta(struct catalog *c, const struct cat_meta *m)
 /* One attempt. *tried: COMMIT itself was run. */
 static int write_txn(struct catalog *c, struct catalog_txn *t, bool *tried)
 {
-	struct change *ch;
-	size_t pos = 0;
 	int res;
 
 	res = cat_run(c->st[ST_BEGIN]);
@@ -388,8 +386,8 @@ static int write_txn(struct catalog *c, struct catalog_txn *t, bool *tried)
 		if (!res)
 			res = cat_run(c->st[ST_XATTR_DELETE]);
 	}
-	while (!res && (ch = u64map_next(&t->changes, &pos)))
-		res = write_change(c, ch);
+	for (size_t n = 0; !res && n < t->n_sorted; n++)
+		res = write_change(c, t->sorted[n]);
 	if (!res)
 		res = write_meta(c, &t->meta);
 	if (!res) {
@@ -407,6 +405,13 @@ static uint64_t blocks_of(const struct catalog *c, uint64_t size)
 	return size / c->meta.m.block + (size % c->meta.m.block != 0);
 }
 
+static int by_number(const void *pa, const void *pb)
+{
+	const struct change *a = *(struct change *const *)pa, *b = *(struct change *const *)pb;
+
+	return a->after->ino < b->after->ino ? -1 : a->after->ino > b->after->ino;
+}
+
 /* The hashes, the sum and the count as they will be. -EINVAL: a map that the file cannot have,
  * which no mount would accept. */
 static int prepare(struct catalog *c, struct catalog_txn *t)
@@ -414,11 +419,15 @@ static int prepare(struct catalog *c, struct catalog_txn *t)
 	struct change *ch;
 	size_t pos = 0;
 
+	t->sorted = malloc((t->changes.n + 1) * sizeof(*t->sorted));
+	if (!t->sorted)
+		return -ENOMEM;
 	t->meta.sum = c->meta.sum;
 	t->meta.inodes = c->meta.inodes;
 	while ((ch = u64map_next(&t->changes, &pos))) {
 		struct cat_row *after = ch->after;
 
+		t->sorted[t->n_sorted++] = ch;
 		if (!ch->is_new)
 			t->meta.sum -= cat_hash_row(u64map_get(&c->rows, after->ino));
 		else
@@ -453,6 +462,7 @@ static int prepare(struct catalog *c, struct catalog_txn *t)
 	for (size_t d = 0; d < t->n_dead; d++)
 		t->meta.sum -= cat_hash_row(u64map_get(&c->rows, t->dead[d]));
 	t->meta.inodes -= t->n_dead;
+	qsort(t->sorted, t->n_sorted, sizeof(struct change *), by_number);
 	return 0;
 }
 

@@ -49,7 +49,6 @@ enum cat_stmt {
 	ST_UPDATE,	 /* entry and attributes */
 	ST_UPDATE_ENTRY, /* entry */
 	ST_UPDATE_MAP,	 /* map */
-	ST_HASH,	 /* row hash */
 	ST_DELETE,
 	ST_XATTR_INSERT,
 	ST_XATTR_DELETE,

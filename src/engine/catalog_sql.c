@@ -50,15 +50,15 @@ const char *const cat_sql[ST_COUNT] = {
 	[ST_BEGIN] = "BEGIN IMMEDIATE",
 	[ST_COMMIT] = "COMMIT",
 	[ST_ROLLBACK] = "ROLLBACK",
+	/* The numbers of what is bound are the same in these four. */
 	[ST_INSERT] = "INSERT INTO inode(ino, parent, name, mode, uid, gid, size, mtime, mtime_ns,"
-		      " ctime, ctime_ns, flags, hash)"
-		      " VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 0)",
+		      " ctime, ctime_ns, flags, hash, map)"
+		      " VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
 	[ST_UPDATE] = "UPDATE inode SET parent = ?2, name = ?3, mode = ?4, uid = ?5, gid = ?6,"
 		      " size = ?7, mtime = ?8, mtime_ns = ?9, ctime = ?10, ctime_ns = ?11,"
-		      " flags = ?12 WHERE ino = ?1",
-	[ST_UPDATE_ENTRY] = "UPDATE inode SET parent = ?2, name = ?3 WHERE ino = ?1",
-	[ST_UPDATE_MAP] = "UPDATE inode SET map = ?2 WHERE ino = ?1",
-	[ST_HASH] = "UPDATE inode SET hash = ?2 WHERE ino = ?1",
+		      " flags = ?12, hash = ?13 WHERE ino = ?1",
+	[ST_UPDATE_ENTRY] = "UPDATE inode SET parent = ?2, name = ?3, hash = ?13 WHERE ino = ?1",
+	[ST_UPDATE_MAP] = "UPDATE inode SET hash = ?13, map = ?14 WHERE ino = ?1",
 	[ST_DELETE] = "DELETE FROM inode WHERE ino = ?1",
 	[ST_XATTR_INSERT] = "INSERT INTO xattr(ino, name, value) VALUES(?1, ?2, ?3)",
 	[ST_XATTR_DELETE] = "DELETE FROM xattr WHERE ino = ?1",
@@ -200,7 +200,7 @@ static char *uri_of(const char *path, const char *options)
 int cat_db_open(const char *path, const char *vfs, bool immutable, sqlite3 **out, char *err,
 		size_t errlen)
 {
-	int flags = SQLITE_OPEN_URI | SQLITE_OPEN_NOFOLLOW | SQLITE_OPEN_FULLMUTEX;
+	int flags = SQLITE_OPEN_URI | SQLITE_OPEN_FULLMUTEX;
 	char *uri = uri_of(path, immutable ? "?immutable=1" : "?cache=private");
 	sqlite3 *db = NULL;
 	int rc, res;

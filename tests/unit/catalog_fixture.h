@@ -304,7 +304,7 @@ static inline void db_rehash(sqlite3 *db)
 	assert_int_equal(cat_load_meta(db, &meta, &check), 0);
 	meta.inodes = meta.sum = 0;
 	sqlite3_prepare_v2(db, cat_sql[ST_SELECT], -1, &st, NULL);
-	sqlite3_prepare_v2(db, cat_sql[ST_HASH], -1, &up, NULL);
+	sqlite3_prepare_v2(db, "UPDATE inode SET hash = ?2 WHERE ino = ?1", -1, &up, NULL);
 	sqlite3_bind_int64(st, 1, 0);
 	sqlite3_bind_int64(st, 2, INT64_MAX);
 	while (sqlite3_step(st) == SQLITE_ROW) {

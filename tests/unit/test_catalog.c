@@ -86,6 +86,38 @@ static void opening_errors(void **state)
 	assert_int_equal(fx_open(fx, false, false), -EUCLEAN);
 }
 
+/* Odd characters in the path, a link on the way; but the catalog itself is no link. */
+static void the_path_may_be_odd(void **state)
+{
+	struct fixture *fx = *state;
+	char home[64], link[80], path[128], target[128], *before;
+
+	mkfile(fx, NS_ROOT, "f");
+	before = dump(fx);
+	assert_int_equal(fx_commit(fx, 0), 0);
+	fx_close(fx);
+	strcpy(home, fx->dir);
+	snprintf(link, sizeof(link), "%.55s?a%%20#", home);
+	assert_int_equal(symlink(home, link), 0);
+	assert_true(strlen(link) < sizeof(fx->dir));
+	strcpy(fx->dir, link);
+	for (int readonly = 0; readonly < 2; readonly++) {
+		if (fx_open(fx, false, readonly))
+			fail_msg("%s", fx->err);
+		assert_same_dump(strdup(before), dump(fx));
+		fx_close(fx);
+	}
+	free(before);
+	assert_int_equal(unlink(link), 0);
+	strcpy(fx->dir, home);
+	snprintf(path, sizeof(path), "%s/catalog.sqlite", home);
+	snprintf(target, sizeof(target), "%s/elsewhere", home);
+	assert_int_equal(rename(path, target), 0);
+	assert_int_equal(symlink(target, path), 0);
+	assert_int_equal(fx_open(fx, false, false), -EINVAL);
+	assert_non_null(strstr(fx->err, "not a regular file"));
+}
+
 static void a_newer_format_is_refused_politely(void **state)
 {
 	struct fixture *fx = *state;
@@ -847,6 +879,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		test(a_new_catalog_is_an_empty_tree),
 		test(opening_errors),
+		test(the_path_may_be_odd),
 		test(a_newer_format_is_refused_politely),
 		test(everything_comes_back),
 		test(what_was_not_committed_does_not),
