@@ -211,9 +211,13 @@ static void write_start(struct block *b, bool urgent)
 	struct cache *c = b->c;
 	struct slot *s = file_slot(b->f, b->n);
 	uint32_t len = block_write_len(b);
+	bool in_place = !extent_is_hole(&s->live) && s->seq == 0;
 
-	b->next_spare = extent_is_hole(&s->live) || s->seq != 0 || s->live.len < len;
-	assert(!b->next_spare || (s->nspare && s->spare_len >= len));
+	/* A place is as long as the content was when the writer came. If the file has grown since,
+	 * elsewhere, the rest is zeros and need not be written. */
+	b->next_spare = !in_place || (s->live.len < len && s->nspare);
+	assert(!b->next_spare || s->nspare);
+	len = (uint32_t)min_u64(len, b->next_spare ? s->spare_len : s->live.len);
 	b->next = (struct extent){
 		.off = b->next_spare ? s->spare[0].o : s->live.off,
 		.len = len,

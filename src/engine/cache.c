@@ -144,7 +144,6 @@ static struct block *block_new(struct cache *c, struct file *f, struct slot *s, 
 	list_init(&b->pol.link);
 	list_init(&b->io.link);
 	b->pol.key = f->ino << 24 ^ n;
-	b->pinned = f->pinned;
 	s->b = b;
 	f->cached++;
 	return b;
@@ -187,7 +186,7 @@ void block_drop(struct block *b)
 
 static bool evictable(const struct block *b)
 {
-	return b->state == BLOCK_CLEAN && !b->pins && !b->frozen && !b->pinned &&
+	return b->state == BLOCK_CLEAN && !b->pins && !b->frozen && !b->f->pinned &&
 	       list_empty(&b->waiters);
 }
 
@@ -293,6 +292,8 @@ static int block_regrow(struct cache *c, struct block *b, uint32_t len)
 	memset((char *)arena_ptr_at(c->base, mem) + b->piece, 0, piece - b->piece);
 	arena_free(c->arena, b->mem, b->piece);
 	policy_remove(c->policy, &b->pol, false);
+	if (b->ahead)
+		c->ahead_bytes += piece - b->piece;
 	b->mem = mem;
 	b->piece = piece;
 	b->pol.bytes = piece;
@@ -301,11 +302,34 @@ static int block_regrow(struct cache *c, struct block *b, uint32_t len)
 	return 0;
 }
 
+/* The want lets go of its block. */
+static struct block *want_unpin(struct cache *c, struct want *w)
+{
+	struct block *b = w->b;
+
+	w->b = NULL;
+	unpin(b);
+	if (w->op)
+		c->op_pins--;
+	w->op = false;
+	return b;
+}
+
 static void get_continue(struct get *g);
 
 static void get_wake(struct waiter *w)
 {
 	get_continue(container_of(w, struct get, w));
+}
+
+/* A pin has gone. */
+static void unpinned(struct block *b)
+{
+	/* Its read failed and the last one who waited for it has gone: the next one reads again. */
+	if (b->state == BLOCK_EMPTY && !b->pins)
+		block_drop(b);
+	else
+		block_wake(b);
 }
 
 static void get_finish(struct get *g, int res)
@@ -321,12 +345,10 @@ static void get_finish(struct get *g, int res)
 			if (w->granted)
 				cache_put(c, w, false);
 			else if (w->fresh) { /* its filler goes away: nobody has seen the memory */
-				struct block *b = w->b;
+				struct block *b = want_unpin(c, w);
 
-				w->b = NULL;
 				w->fresh = false;
 				b->filler = false;
-				unpin(b);
 				block_set_state(b, BLOCK_EMPTY);
 				if (!b->pins) {
 					list_splice_back(&c->woken, &b->waiters);
@@ -336,11 +358,7 @@ static void get_finish(struct get *g, int res)
 					block_fill(b, true);
 				}
 			} else {
-				struct block *b = w->b;
-
-				w->b = NULL;
-				unpin(b);
-				block_wake(b);
+				unpinned(want_unpin(c, w));
 			}
 		}
 	}
@@ -364,7 +382,7 @@ static enum attempt get_attempt(struct get *g, struct block **busy, int *err)
 		struct slot *s = file_slot(w->f, w->n);
 
 		w->b = s ? s->b : NULL;
-		w->fresh = w->granted = false;
+		w->fresh = w->granted = w->op = false;
 		if (w->b)
 			pin(w->b);
 	}
@@ -453,6 +471,10 @@ static void get_fill(struct get *g)
 
 		if (!w->b)
 			continue;
+		if (!g->session && !g->background) {
+			w->op = true;
+			c->op_pins++;
+		}
 		if (!w->fresh) {
 			c->stats.hits++;
 			if (w->b->ahead && !g->background) {
@@ -620,15 +642,17 @@ void cache_put(struct cache *c, struct want *w, bool changed)
 
 	if (!b)
 		return;
-	w->b = NULL;
-	unpin(b);
+	want_unpin(c, w);
 	if (w->granted && w->mode == GET_WRITE) {
 		assert(b->writer);
 		b->writer = false;
+		if (changed)
+			b->f->touched = true;
 		if (b->state == BLOCK_READING && b->filler) {
-			/* The first writer has filled it. */
+			/* The first writer has filled it; a commit may have gone past meanwhile. */
 			b->filler = false;
 			block_set_state(b, BLOCK_DIRTY);
+			file_changed(c, b->f);
 		} else if (!changed && w->was_clean && b->state == BLOCK_DIRTY && !b->frozen) {
 			block_set_state(b, BLOCK_CLEAN);
 			slot_trim(c, file_slot(b->f, b->n));
@@ -637,12 +661,7 @@ void cache_put(struct cache *c, struct want *w, bool changed)
 			block_write(b, true);
 	}
 	w->granted = false;
-	/* Its read failed and the last one who waited for it has gone. */
-	if (b->state == BLOCK_EMPTY && !b->pins) {
-		block_drop(b);
-		return;
-	}
-	block_wake(b);
+	unpinned(b);
 	cache_pump(c);
 }
 
@@ -666,14 +685,11 @@ bool cache_fill_ahead(struct cache *c, struct file *f, uint32_t n)
 
 /* ---- the pump ---- */
 
-/*
- * Nothing moves, nothing will: the first in line waits for memory that only its own session could
- * give back. Say so rather than wait for ever.
- */
+/* Nothing moves, nothing will: memory comes only from sessions that give leases back. */
 static bool stuck(struct cache *c)
 {
-	return !c->reading && !c->writing && list_empty(&c->write_queue) && !commit_running(c) &&
-	       !c->growing && !c->error_blocks;
+	return !c->reading && !c->writing && !c->op_pins && list_empty(&c->write_queue) &&
+	       !commit_running(c) && !c->growing && !c->error_blocks;
 }
 
 /* Bytes of memory that the first in line wants. */
@@ -717,7 +733,7 @@ static void clean_ahead(struct cache *c)
 		     p && (covered < goal || all); p = policy_victim(c->policy, class, p)) {
 			struct block *b = container_of(p, struct block, pol);
 
-			if (b->pinned || b->pins)
+			if (b->f->pinned || b->pins)
 				continue;
 			if (b->state == BLOCK_DIRTY && !b->writer) {
 				if (b->error) {
@@ -734,6 +750,30 @@ static void clean_ahead(struct cache *c)
 			covered += b->piece;
 		}
 	}
+}
+
+/*
+ * The first in line waits for memory that only leases could give back. A session's get is told
+ * so, rather than waiting for its own session. An op gives up what it wants at once for one block
+ * after the other, or else waits for the leases, and is passed by those who may have to be served
+ * before any lease comes back. True: the line has changed.
+ */
+static bool get_unstick(struct cache *c, struct get *g)
+{
+	if (g->session || g->n > 1) {
+		list_remove(&g->link);
+		g->done(g, g->session ? -E2BIG : -ENOBUFS);
+		return true;
+	}
+	list_for_each(l, &c->starving)
+	{
+		if (!list_entry(l, struct get, link)->session)
+			continue;
+		list_remove(l);
+		list_push_front(&c->starving, l);
+		return true;
+	}
+	return false;
 }
 
 void cache_quiet(struct cache *c)
@@ -773,11 +813,8 @@ void cache_pump(struct cache *c)
 
 			if (a == ATTEMPT_NO_MEMORY) {
 				clean_ahead(c);
-				if (g->session && stuck(c)) {
-					list_remove(&g->link);
-					g->done(g, -E2BIG);
+				if (stuck(c) && get_unstick(c, g))
 					continue;
-				}
 				break;
 			}
 			list_remove(&g->link);

@@ -83,7 +83,7 @@ struct file {
 	bool changed;	     /* since the last freeze: map, content or size */
 	bool held;	     /* part of an open or torn step: no commit takes it */
 	bool pinned;	     /* tier=ram: its blocks are never evicted */
-	bool touched;	     /* written since the last boundary (registered files) */
+	bool touched;	     /* bytes changed through leases since the step began */
 	struct list changed_link;
 	struct list hash_link;
 	struct freed_list frees;
@@ -103,7 +103,6 @@ struct block {
 	bool filler;	   /* READING, and the first writer fills it */
 	bool frozen;	   /* the commit under way needs it as it is */
 	bool ahead;	   /* prefetched, not used yet */
-	bool pinned;	   /* tier=ram: never evicted */
 	int error;	   /* of the last write, 0: none */
 	uint64_t retry_ns; /* not before */
 	struct policy_node pol;
@@ -134,7 +133,7 @@ struct want {
 	/* results */
 	struct block *b;
 	bool fresh; /* memory holds old bytes: zero what you do not write */
-	bool was_clean, granted;
+	bool was_clean, granted, op;
 };
 
 struct get {
@@ -142,6 +141,8 @@ struct get {
 	unsigned int n;
 	bool background; /* may fail with -EAGAIN instead of waiting for memory (prefetch) */
 	bool session;	 /* leases: detect that own leases block it, -E2BIG */
+	/* -ENOBUFS: never all of these at once while leases are out as they are; one at a time
+	 * goes. -E2BIG: the same, for a session's get. */
 	void (*done)(struct get *, int res);
 	/* the cache's */
 	struct cache *c;
@@ -183,6 +184,7 @@ struct cache {
 	struct list write_queue;       /* blocks to be written, in order */
 	unsigned int reading, writing; /* blocks */
 	unsigned int write_depth;
+	unsigned int op_pins;  /* pins of ops: they end by themselves, a lease need not */
 	uint32_t error_blocks; /* dirty blocks whose last write failed */
 	bool pumping, pump_again, quiet;
 
@@ -204,7 +206,7 @@ struct cache {
 
 	struct commit *commit; /* see commit.h */
 	struct cache_stats stats;
-	struct trace *trace; /* or NULL */
+	struct trace *trace;	       /* or NULL */
 	uint64_t leased, leased_small; /* bytes of memory out on leases */
 
 	/* hooks of engine.c */

@@ -14,6 +14,7 @@ typedef int map_fn(void *arg, uint64_t ino, uint64_t size, const struct extent *
 
 static int revert_one(struct catalog *c, uint64_t ino, map_fn *on_map, void *arg)
 {
+	static const struct ns_moment step = {"user.moment.step", "0", 1};
 	const struct cat_row *known = u64map_get(&c->rows, ino);
 	struct cat_rec rec = {0};
 	struct ns_inode *i;
@@ -37,6 +38,9 @@ static int revert_one(struct catalog *c, uint64_t ino, map_fn *on_map, void *arg
 	file = i && !ns_is_dir(i) && !(i->flags & NS_GENERATED);
 	size = i ? i->size : 0;
 	pthread_mutex_unlock(&c->ns->lock);
+	/* Never committed: back to what it was when it was made, zeros and no step. */
+	if (!res && !known && ns_getxattr(c->ns, ino, step.name, NULL, 0) >= 0)
+		res = ns_set_moment(c->ns, ino, &step, 1);
 	if (!res && file && on_map)
 		res = on_map(arg, ino, size, rec.map, rec.n_map);
 out_fini:

@@ -85,7 +85,8 @@ void commit_fini(struct cache *c)
 {
 	struct commit *m = c->commit;
 
-	/* An engine that is abandoned may leave one half done: the backing stays at the one before. */
+	/* An engine that is abandoned may leave one half done: the backing stays at the one before.
+	 */
 	if (m->running)
 		catalog_txn_end(c->cat, m->txn, -ECANCELED);
 	tell(&m->waiting, -ECANCELED);
@@ -196,6 +197,7 @@ static void finish(struct commit *m, int res)
 		m->frees.n = 0;
 	}
 	m->info.error = res;
+	m->info.full = m->full;
 	catalog_txn_end(c->cat, m->txn, res);
 	m->txn = NULL;
 	m->running = false;
@@ -407,6 +409,7 @@ void commit_start(struct cache *c)
 		m->pending = 0;
 		catalog_txn_end(c->cat, m->txn, -ECANCELED);
 		m->txn = NULL;
+		m->info.full = m->full;
 		if (m->full)
 			m->last_full_ns = m->start_ns;
 		if (!c->error_blocks)

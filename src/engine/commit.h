@@ -31,6 +31,7 @@ struct commit_info {
 	uint64_t last_bytes, last_ns; /* what the last one wrote, how long it took */
 	uint64_t pending;	      /* frozen blocks of the one under way */
 	bool running;
+	bool full; /* the last one that ended left no file out for an open step */
 	int error; /* of the last one, 0 when it succeeded */
 };
 

@@ -150,7 +150,6 @@ uint32_t file_map_len(const struct cache *c, const struct file *f)
 
 void file_changed(struct cache *c, struct file *f)
 {
-	f->touched = true;
 	if (f->changed)
 		return;
 	f->changed = true;

@@ -6,8 +6,8 @@
  * state machine: it asks for blocks (cache_get), or looks at blocks and waits for a busy one
  * (block_wait), and looks again when woken.
  *
- * A READ holds pins on its blocks while its done() copies; a WRITE goes block by block and holds
- * one block for writing at a time, so ops cannot wait for each other in a circle.
+ * A WRITE goes block by block and holds one block for writing at a time, so ops cannot wait for
+ * each other in a circle. READ is in ops_read.c.
  */
 #include <assert.h>
 #include <errno.h>
@@ -17,29 +17,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/engine_impl.h"
+#include "engine/ops_impl.h"
 
 #define INLINE_COPY 16384u /* below, the loop thread copies itself: a hop costs more */
 
-struct op_run {
-	struct engine *e;
-	struct engine_op *op; /* NULL for a drop */
-	struct file *f;
-	struct get g;
-	struct waiter w;
-	struct loop_work work;
-	struct commit_wait cw;
-	uint64_t pos, end;
-	void (*resume)(struct op_run *);
-	unsigned int n;
-	struct list link; /* in engine.runs */
-	struct want want[];
-};
-
-/* What holes read as. */
-static const char zeros[ENGINE_OP_MAX];
-
-static struct op_run *run_new(struct engine *e, struct engine_op *op, unsigned int n)
+struct op_run *run_new(struct engine *e, struct engine_op *op, unsigned int n)
 {
 	struct op_run *r = calloc(1, sizeof(*r) + n * sizeof(r->want[0]));
 
@@ -57,15 +39,16 @@ static struct op_run *run_new(struct engine *e, struct engine_op *op, unsigned i
 	return r;
 }
 
-static void run_free(struct op_run *r)
+void run_free(struct op_run *r)
 {
 	if (!r)
 		return;
 	list_remove(&r->link);
+	free(r->bounce);
 	free(r);
 }
 
-static void op_end(struct engine_op *op, int64_t res)
+void op_end(struct engine_op *op, int64_t res)
 {
 	run_free(op->run);
 	op->run = NULL;
@@ -78,97 +61,6 @@ static void run_wake(struct waiter *w)
 	struct op_run *r = container_of(w, struct op_run, w);
 
 	r->resume(r);
-}
-
-/* ---- read ---- */
-
-static void read_run(struct loop_work *w)
-{
-	struct op_run *r = container_of(w, struct op_run, work);
-
-	r->op->done(r->op);
-}
-
-static void read_release(struct loop_work *w)
-{
-	struct op_run *r = container_of(w, struct op_run, work);
-	struct cache *c = &r->e->c;
-
-	for (unsigned int i = 0; i < r->n; i++)
-		cache_put(c, &r->want[i], false);
-	run_free(r);
-}
-
-static void read_ready(struct get *g, int res)
-{
-	struct op_run *r = container_of(g, struct op_run, g);
-	struct engine_op *op = r->op;
-	struct cache *c = &r->e->c;
-	uint64_t pos = op->off, end = r->end;
-
-	if (res) {
-		op->res = res;
-		op->iovcnt = 0;
-		r->n = 0;
-	} else {
-		op->iovcnt = 0;
-		for (unsigned int i = 0; i < r->n; i++) {
-			struct want *w = &r->want[i];
-			uint64_t start = (uint64_t)w->n * c->block;
-			uint64_t stop = min_u64(end, start + c->block);
-			uint32_t in = (uint32_t)(pos - start);
-			uint32_t len = (uint32_t)(stop - pos);
-			uint32_t have = len;
-
-			/* A block's memory may end before the file does: the rest is zeros. */
-			if (w->b)
-				have = in >= w->b->piece ? 0
-							 : (uint32_t)min_u64(len, w->b->piece - in);
-			if (w->b && have)
-				op->iov[op->iovcnt++] = (struct iovec){
-					(char *)arena_ptr_at(c->base, w->b->mem) + in, have};
-			if (!w->b)
-				have = 0;
-			if (have < len)
-				op->iov[op->iovcnt++] =
-					(struct iovec){(void *)(uintptr_t)zeros, len - have};
-			pos = stop;
-		}
-		op->res = (int64_t)(end - op->off);
-		c->stats.op_read_bytes += end - op->off;
-	}
-	op->run = NULL;	       /* nothing to cancel any more: done() will run on another thread */
-	list_remove(&r->link); /* from here on it cannot be cancelled, and op may go */
-	r->work.run = read_run;
-	r->work.done = read_release;
-	loop_work_urgent(c->loop, &r->work);
-}
-
-static void op_read(struct engine *e, struct engine_op *op)
-{
-	struct cache *c = &e->c;
-	struct file *f = file_get(c, op->ino);
-	uint64_t end;
-	uint32_t first, last;
-	struct op_run *r;
-
-	if (!f || op->len > ENGINE_OP_MAX) {
-		op_end(op, f ? -EINVAL : -ESTALE);
-		return;
-	}
-	end = op->off >= f->size ? op->off : op->off + min_u64(op->len, f->size - op->off);
-	first = (uint32_t)(op->off / c->block);
-	last = end == op->off ? first : (uint32_t)((end - 1) / c->block);
-	r = run_new(e, op, end == op->off ? 0 : last - first + 1);
-	if (!r) {
-		op_end(op, -ENOMEM);
-		return;
-	}
-	r->end = end;
-	for (uint32_t i = 0; i < r->n; i++)
-		r->want[i] = (struct want){.f = f, .n = first + i, .mode = GET_READ};
-	r->g = (struct get){.want = r->want, .n = r->n, .done = read_ready};
-	cache_get(c, &r->g);
 }
 
 /* ---- write ---- */
@@ -797,7 +689,7 @@ static void cancel_fn(struct loop_task *t)
 	    commit_cancel(&r->e->c, &r->cw))
 		op_end(r->op, -EINTR);
 	else if (r && r->op->kind == ENGINE_READ && cache_get_cancel(&r->e->c, &r->g))
-		read_ready(&r->g, -EINTR);
+		r->g.done(&r->g, -EINTR);
 	free(k);
 }
 

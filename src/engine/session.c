@@ -151,6 +151,9 @@ static void hello_reverted(void *arg, int res)
 	struct session *s = h->s;
 
 	if (session_busy_end(s)) {
+		s->greeting = false;
+		if (res)
+			s->e->writer = NULL;
 		if (res)
 			session_error(s, &h->req, res, "going back to the last commit failed: %s",
 				      strerror(-res));
@@ -229,6 +232,7 @@ static void hello(struct session *s, const struct moment_msg *msg)
 	h->req = *msg;
 	h->torn = e->open_step;
 	session_busy_begin(s);
+	s->greeting = true;
 	e->writer = s; /* nobody else may come meanwhile */
 	engine_revert(e, false, hello_reverted, h);
 }
@@ -293,10 +297,15 @@ int session_receive(struct session *s, const void *buf, size_t len)
 	const struct moment_msg *m = buf;
 
 	if (len < sizeof(*m) || len > MOMENT_MSG_MAX || m->len != len || (uintptr_t)buf % 8 ||
-	    len < min_len(m->type) || s->hello == (m->type == MOMENT_MSG_HELLO))
+	    len < min_len(m->type) || s->greeting || s->hello == (m->type == MOMENT_MSG_HELLO))
 		return -EPROTO;
 	if (s->hello && s->readonly && needs_writer(m->type)) {
 		session_error(s, m, -EPERM, "this session is read-only");
+		return 0;
+	}
+	if (s->e->reverting && (m->type == MOMENT_MSG_STEPS || m->type == MOMENT_MSG_POST_STEP ||
+				m->type == MOMENT_MSG_REMOVE)) {
+		session_error(s, m, -EBUSY, "a rollback is under way");
 		return 0;
 	}
 	switch (m->type) {

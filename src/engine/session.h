@@ -13,7 +13,8 @@ struct param {
 	uint64_t dir;		     /* inode of its directory */
 	uint32_t file[MOMENT_ROLES]; /* handles; UINT32_MAX: none */
 	uint64_t step;
-	uint64_t next_step; /* by STEPS, until POST_STEP; STEP_NONE: unchanged */
+	uint64_t next_step;	   /* by STEPS, until POST_STEP; STEP_NONE: unchanged */
+	uint64_t reserved, pinned; /* its part of the session's */
 	bool removed;
 };
 
@@ -31,9 +32,10 @@ struct session {
 	struct session_opts opts;
 	struct list link; /* in engine.sessions */
 	char client[48];
-	bool hello, readonly, closing, dead;
-	unsigned int busy; /* requests under way that will come back to it */
-	bool stepping;	   /* between PRE_STEP and POST_STEP */
+	bool hello, greeting, readonly, dead; /* greeting: HELLO waits for its rollback */
+	unsigned int busy;		      /* requests under way that will come back to it */
+	unsigned int registering;	      /* of these, REGISTERs */
+	bool stepping;			      /* between PRE_STEP and POST_STEP */
 	uint64_t step;
 	struct param *params;
 	uint32_t nparams, params_cap;

@@ -64,13 +64,16 @@ static void lease_release(struct session *s, struct lease *l, uint32_t flags)
 void session_drop_leases(struct session *s)
 {
 	for (unsigned int i = 0; i < LEASE_HASH; i++) {
-		list_for_each_safe(l, tmp, &s->leases[i])
-		{
+		struct list *l = s->leases[i].next;
+
+		while (l != &s->leases[i]) {
 			struct lease *x = list_entry(l, struct lease, link);
 
-			if (x->granted)
-				lease_release(s, x, 0);
-			/* else its advance is under way and will find the session dead */
+			l = l->next;
+			if (!x->granted)
+				continue; /* its advance is under way and finds the session dead */
+			lease_release(s, x, 0);
+			l = s->leases[i].next; /* that may have ended an advance, and its leases */
 		}
 	}
 }
@@ -221,6 +224,10 @@ void session_advance(struct session *s, const struct moment_msg *msg)
 	}
 	if (release_all(s, msg, m->r, m->n_release))
 		return;
+	if (m->n_lease && s->e->reverting) {
+		session_error(s, msg, -EBUSY, "lease: a rollback is under way: ask again");
+		return;
+	}
 	for (uint32_t i = 0; i < m->n_lease; i++) {
 		const struct moment_range *x = &m->r[m->n_release + i];
 		const char *why = bad_range(s, x);

@@ -51,8 +51,6 @@ static void unregister_file(struct session *s, uint32_t handle)
 			i |= SLOT_CHUNK - 1;
 			continue;
 		}
-		if (slot->b)
-			slot->b->pinned = false;
 		/* Held: torn. A rollback lets it go. */
 		if (!f->held) {
 			slot->keep = false;
@@ -114,6 +112,8 @@ void session_remove(struct session *s, const struct moment_msg *msg)
 		if (p->removed)
 			continue;
 		p->removed = true;
+		s->reserved -= p->reserved;
+		s->pinned -= p->pinned;
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			if (p->file[k] == UINT32_MAX)
 				continue;

@@ -19,7 +19,8 @@ struct commit_msg {
 	struct commit_wait w;
 	struct session *s;
 	struct moment_msg req;
-	bool reply;
+	bool reply; /* when it is durable */
+	bool told;  /* it has begun once */
 };
 
 void session_commit_free(struct list *l)
@@ -27,12 +28,27 @@ void session_commit_free(struct list *l)
 	free(list_entry(l, struct commit_msg, link));
 }
 
+static void commit_begin(struct commit_msg *m);
+
 static void commit_end(struct commit_wait *w, int res)
 {
 	struct commit_msg *m = container_of(w, struct commit_msg, w);
 	struct session *s = m->s;
+	struct commit_info ci;
+	bool alive;
 
-	if (session_busy_end(s) && m->reply) {
+	commit_get_info(&s->e->c, &ci);
+	alive = session_busy_end(s);
+	if (alive && !res && !ci.full) {
+		/* The next step had begun when its turn came, and its files were left out. */
+		m->told = true;
+		if (s->stepping)
+			list_push_back(&s->commits, &m->link);
+		else
+			commit_begin(m);
+		return;
+	}
+	if (alive && m->reply) {
 		if (res)
 			session_error(
 				s, &m->req, res,
@@ -51,9 +67,24 @@ static void commit_begin(struct commit_msg *m)
 
 	session_busy_begin(s);
 	m->w.done = commit_end;
-	if (!m->reply)
+	if (!m->reply && !m->told)
 		session_info_reply(s, &m->req);
 	commit_request(&s->e->c, &m->w);
+}
+
+/* At a boundary: those that waited for it. */
+static void commits_begin(struct session *s)
+{
+	struct list todo;
+
+	list_init(&todo);
+	list_splice_back(&todo, &s->commits);
+	while (!list_empty(&todo)) {
+		struct commit_msg *m = list_first(&todo, struct commit_msg, link);
+
+		list_remove(&m->link);
+		commit_begin(m);
+	}
 }
 
 void session_commit(struct session *s, const struct moment_msg *msg)
@@ -77,7 +108,8 @@ void session_commit(struct session *s, const struct moment_msg *msg)
 
 /* ---- steps ---- */
 
-/* The directories have the step counts: committed with the files they count for, never before them. */
+/* The directories have the step counts: committed with the files they count for, never before them.
+ */
 static void hold_dirs(struct session *s, bool held)
 {
 	for (uint32_t i = 0; i < s->nparams; i++)
@@ -95,6 +127,10 @@ void session_pre_step(struct session *s, const struct moment_msg *msg)
 	if (e->open_step != STEP_NONE || e->reverting) {
 		session_error(s, msg, -EBUSY, "step %llu is open",
 			      (unsigned long long)e->open_step);
+		return;
+	}
+	if (s->registering) {
+		session_error(s, msg, -EBUSY, "parameters are being registered");
 		return;
 	}
 	commit_get_info(c, &ci);
@@ -245,12 +281,7 @@ void session_post_step(struct session *s, const struct moment_msg *msg)
 	commit_set_boundary(c, m->step);
 	if (list_empty(&s->commits) && (msg->flags & MOMENT_POST_COMMIT))
 		commit_start(c);
-	while (!list_empty(&s->commits)) {
-		struct commit_msg *cm = list_first(&s->commits, struct commit_msg, link);
-
-		list_remove(&cm->link);
-		commit_begin(cm);
-	}
+	commits_begin(s);
 	commit_maybe(c);
 	b->s = s;
 	b->req = *msg;
@@ -267,6 +298,7 @@ static void rolled_back(void *arg, int res)
 
 	if (session_busy_end(s)) {
 		s->stepping = false;
+		commits_begin(s);
 		if (res)
 			session_error(s, &b->req, res, "rollback failed: %s", strerror(-res));
 		else {

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ops_impl.h - an op under way, shared by the files of the ops.
+ */
+#ifndef ENGINE_OPS_IMPL_H
+#define ENGINE_OPS_IMPL_H
+
+#include "engine/engine_impl.h"
+
+struct op_run {
+	struct engine *e;
+	struct engine_op *op; /* NULL for a drop */
+	struct file *f;
+	struct get g;
+	struct waiter w;
+	struct loop_work work;
+	struct commit_wait cw;
+	uint64_t pos, end;
+	void (*resume)(struct op_run *);
+	char *bounce; /* of a READ that goes block by block */
+	unsigned int n;
+	struct list link; /* in engine.runs */
+	struct want want[];
+};
+
+struct op_run *run_new(struct engine *e, struct engine_op *op, unsigned int n);
+void run_free(struct op_run *r);
+/* The op's end: frees its run, calls done(). */
+void op_end(struct engine_op *op, int64_t res);
+
+/* ops_read.c */
+void op_read(struct engine *e, struct engine_op *op);
+
+#endif
