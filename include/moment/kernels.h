@@ -14,12 +14,12 @@
  *	     plus weight_decay * p where decay is not decoupled
  *	m  = fma(1 - beta1, g, beta1 * m)
  *	v  = fma((1 - beta2) * g, g, beta2 * v)
- *	p -= (lr * weight_decay) * p			where decay is decoupled (AdamW)
+ *	p *= 1 - lr * weight_decay			where decay is decoupled (AdamW)
  *	p -= (lr / bc1) * m / (sqrt(v) / sqrt(bc2) + eps)
  *
  * where bc1 = 1 - beta1^step and bc2 = 1 - beta2^step, or both 1 without bias correction.
- * The scalars are computed in double and rounded to fp32 once. Stores to bf16 and fp16 round to
- * nearest even.
+ * The scalars are computed in double and rounded to fp32 once, 1 - lr * weight_decay as a whole, as
+ * torch does. Stores to bf16 and fp16 round to nearest even.
  *
  * Special values:
  *  - Subnormals. fp32 and bf16 inputs below 2^-126 are read as zero, and a result that would be

@@ -224,7 +224,7 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 			u = c->nesterov ? v_fma(v_set1(c->beta1), m, g) : m;
 		}
 		if (c->decoupled)
-			p = v_sub(p, v_mul(v_set1(c->decay_p), p));
+			p = v_mul(v_set1(c->keep_p), p);
 		if (kind == MOMENT_SGD) {
 			p = v_fma(v_set1(-c->step), u, p);
 			u = v_mul(v_set1(c->step), u);

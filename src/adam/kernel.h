@@ -27,7 +27,7 @@ struct kernel_consts {
 	float g_div; /* ... or divided by this, where the scale is no power of two: then divide is
 			set */
 	float decay_l2;
-	float decay_p; /* lr * weight_decay */
+	float keep_p; /* 1 - lr * weight_decay, rounded once: as torch does it, see kernels.h */
 	float beta1, one_beta1;
 	float beta2, one_beta2;
 	float step; /* lr / bc1 for Adam, else lr */

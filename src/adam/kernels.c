@@ -114,7 +114,7 @@ __attribute__((noinline)) static void prepare(struct kernel_args *a, const struc
 		.g_mul = direction,
 		.g_div = direction * scale,
 		.decay_l2 = (float)o->weight_decay,
-		.decay_p = (float)(o->lr * o->weight_decay),
+		.keep_p = (float)(1.0 - o->lr * o->weight_decay),
 		.beta1 = (float)o->beta1,
 		.one_beta1 = (float)(1.0 - keep),
 		.beta2 = (float)o->beta2,

@@ -69,7 +69,7 @@ static void reference(struct element *e, const struct moment_optim *o, uint64_t 
 		e->update = o->lr * (o->flags & MOMENT_NESTEROV ? g + o->beta1 * e->m : e->m);
 	}
 	if (o->flags & MOMENT_DECOUPLED)
-		e->p -= o->lr * o->weight_decay * e->p;
+		e->p *= (float)(1.0 - o->lr * o->weight_decay);
 	e->p -= e->update;
 }
 
