@@ -778,13 +778,13 @@ static bool get_unstick(struct cache *c, struct get *g)
 
 void cache_quiet(struct cache *c)
 {
-	assert(!c->quiet);
-	c->quiet = true;
+	c->quiet++;
 }
 
 void cache_loud(struct cache *c)
 {
-	c->quiet = false;
+	assert(c->quiet);
+	c->quiet--;
 	cache_pump(c);
 }
 

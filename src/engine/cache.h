@@ -186,7 +186,8 @@ struct cache {
 	unsigned int write_depth;
 	unsigned int op_pins;  /* pins of ops: they end by themselves, a lease need not */
 	uint32_t error_blocks; /* dirty blocks whose last write failed */
-	bool pumping, pump_again, quiet;
+	bool pumping, pump_again;
+	unsigned int quiet; /* nested; an engine that ends stays quiet */
 
 	/* prefetch: a ring of ranges */
 	struct prefetch {
@@ -241,6 +242,8 @@ void file_publish(struct cache *c, struct file *f, bool touch);
 int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len);
 /* Reserves so that there are two places with the live one, for good. Same results. */
 int slot_keep(struct cache *c, struct file *f, struct slot *s, uint32_t len);
+/* Of these two, how many are there already. */
+unsigned int slot_places(const struct slot *s, uint32_t len);
 /* Gives back spares that are not needed. */
 void slot_trim(struct cache *c, struct slot *s);
 /*
@@ -280,7 +283,8 @@ bool cache_get_cancel(
 	struct get *g); /* true: it was waiting for memory, done() will not be called */
 /* Gives one back. changed: for writers; false: the memory was not changed. */
 void cache_put(struct cache *c, struct want *w, bool changed);
-/* Between these, nothing is woken and nothing starts: for changes of several blocks at once. */
+/* Between these, nothing is woken and nothing starts: for changes of several blocks at once. Nests.
+ */
 void cache_quiet(struct cache *c);
 void cache_loud(struct cache *c);
 void cache_pump(struct cache *c); /* serves who waits for memory, reads ahead, writes back */

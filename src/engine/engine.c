@@ -598,10 +598,12 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
 				"and are retried)",
 				pi.host_fs, e->path);
 	}
-	if (opts->trace) {
-		r = trace_open(opts->trace, &c->trace);
+	if (!e->opts.trace)
+		e->opts.trace = getenv("MOMENT_TRACE");
+	if (e->opts.trace && e->opts.trace[0]) {
+		r = trace_open(e->opts.trace, &c->trace);
 		if (r) {
-			snprintf(err, errlen, "trace=%s: %s", opts->trace, strerror(-r));
+			snprintf(err, errlen, "trace=%s: %s", e->opts.trace, strerror(-r));
 			goto out_fini;
 		}
 	}
@@ -682,7 +684,7 @@ static void end_quiet(void *arg)
 	commit_stop(c);
 	while (!list_empty(&c->write_queue))
 		list_remove(c->write_queue.next);
-	c->quiet = true;
+	cache_quiet(c);
 	e->closing = true;
 }
 
