@@ -126,6 +126,7 @@ static void retry_fire(struct loop_timer *t)
 {
 	struct cache *c = container_of(t, struct cache, retry);
 
+	c->dead_rounds++;
 	for (unsigned int class = 0; class < POLICY_CLASSES; class ++) {
 		for (struct policy_node *p = policy_victim(c->policy, class, NULL); p;
 		     p = policy_victim(c->policy, class, p)) {
@@ -145,7 +146,7 @@ static void write_failed(struct block *b, int res)
 	c->stats.write_errors++;
 	if (!b->error)
 		c->error_blocks++;
-	b->error = res;
+	b->error = c->write_error = res;
 	b->retry_ns = loop_now_ns() + RETRY_NS;
 	c->report(c->arg, res, b->f->ino, (uint64_t)b->n * c->block, b->next.len, "write error");
 	c->retry.fire = retry_fire;
@@ -166,6 +167,7 @@ static void write_done(struct io_op *io)
 		block_set_state(b, BLOCK_DIRTY);
 	} else {
 		c->stats.writebacks++;
+		c->dead_rounds = 0;
 		TRACE(c, "written", f->ino, b->n, b->next.len);
 		if (b->error) {
 			b->error = 0;

@@ -21,6 +21,8 @@
 #include "engine/cache.h"
 #include "engine/commit.h"
 
+#define DEAD_ROUNDS 5u /* of retries, a second each */
+
 int cache_init(struct cache *c)
 {
 	struct arena_info ai;
@@ -692,6 +694,15 @@ static bool stuck(struct cache *c)
 	       !commit_running(c) && !c->growing && !c->error_blocks;
 }
 
+/*
+ * Memory is full of what cannot be written, and has been for seconds: who needs memory is told so
+ * rather than made to wait until somebody cures the drive. What is in memory is still served.
+ */
+static bool drive_dead(const struct cache *c)
+{
+	return c->error_blocks && c->dead_rounds >= DEAD_ROUNDS;
+}
+
 /* Bytes of memory that the first in line wants. */
 static uint64_t starving_bytes(struct cache *c)
 {
@@ -811,6 +822,11 @@ void cache_pump(struct cache *c)
 			int err = 0;
 			enum attempt a = get_attempt(g, &busy, &err);
 
+			if (a == ATTEMPT_NO_MEMORY && drive_dead(c)) {
+				list_remove(&g->link);
+				g->done(g, c->write_error);
+				continue;
+			}
 			if (a == ATTEMPT_NO_MEMORY) {
 				clean_ahead(c);
 				if (stuck(c) && get_unstick(c, g))

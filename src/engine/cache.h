@@ -186,6 +186,8 @@ struct cache {
 	unsigned int write_depth;
 	unsigned int op_pins;  /* pins of ops: they end by themselves, a lease need not */
 	uint32_t error_blocks; /* dirty blocks whose last write failed */
+	unsigned int dead_rounds; /* retries in a row since a write last succeeded */
+	int write_error;	  /* of the last write that failed */
 	bool pumping, pump_again;
 	unsigned int quiet; /* nested; an engine that ends stays quiet */
 
