@@ -68,8 +68,8 @@ const char *const cat_sql[ST_COUNT] = {
 	[ST_SELECT] = "SELECT ino, parent, name, mode, uid, gid, size, mtime, mtime_ns, ctime,"
 		      " ctime_ns, flags, hash, map FROM inode WHERE ino >= ?1 AND ino <= ?2"
 		      " ORDER BY ino",
-	[ST_SELECT_XATTR] = "SELECT ino, name, value FROM xattr WHERE ino >= ?1 AND ino <= ?2"
-			    " ORDER BY ino, name",
+	[ST_SELECT_XATTR] = ("SELECT ino, name, value FROM xattr WHERE ino >= ?1 AND ino <= ?2"
+			     " ORDER BY ino, name"),
 };
 
 void cat_message(char *err, size_t errlen, const char *fmt, ...)

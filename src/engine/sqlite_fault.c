@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sqlite_fault.c - see sqlite_fault.h. Calls go through to the default VFS at once, so what SQLite
- * reads is what it wrote; beside that a `struct tracked` for each path knows what of it would
+ * reads is what it wrote; beside that sqlite_fault_track.c knows what of each file would
  * survive, which a cut then writes to the file.
- *
- * A tracked file lives while it is open or differs from what is durable. Its parts: `durable`, the
- * content at the last sync; `ops`, what was done since, in order; and where the directory entry is
- * not durable either, `before`, what had that name at the last sync of the directory.
  */
 #include "engine/sqlite_fault.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <sqlite3.h>
 #include <stdio.h>
@@ -19,37 +14,10 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "engine/io_fault_spec.h"
 #include "engine/io_impl.h"
-#include "engine/list.h"
-
-#define SECTOR 512u
-
-struct content {
-	uint8_t *p;
-	uint64_t len, cap;
-};
-
-struct op {
-	struct list link;
-	bool truncate;
-	uint64_t off, len; /* of a truncation: off is the new size */
-	uint8_t data[];
-};
-
-struct tracked {
-	struct list link;
-	char *path;
-	unsigned int opens;
-	bool exists; /* now */
-	struct content durable;
-	struct list ops;
-	bool entry_pending; /* made or removed since the last sync of the directory */
-	bool existed;	    /* at that sync, and then with this content: */
-	struct content before;
-};
+#include "engine/sqlite_fault_impl.h"
 
 struct sqlite_fault {
 	sqlite3_vfs vfs; /* first: SQLite hands it back */
@@ -77,239 +45,21 @@ static sqlite3_file *inner_of(sqlite3_file *file)
 	return ((struct fault_file *)file)->inner;
 }
 
-/* --- chance --------------------------------------------------------------------------------- */
-
-static uint64_t random_next(uint64_t *rng)
-{
-	*rng ^= *rng << 13;
-	*rng ^= *rng >> 7;
-	*rng ^= *rng << 17;
-	return *rng;
-}
+/* --- faults --------------------------------------------------------------------------------- */
 
 static bool chance(struct sqlite_fault *f, double rate)
 {
-	return rate > 0 && (double)(random_next(&f->rng) >> 11) * 0x1p-53 < rate;
-}
-
-static void seed_rng(struct sqlite_fault *f, uint64_t seed)
-{
-	f->rng = (seed + 1) * 0x9e3779b97f4a7c15u | 1;
-}
-
-/* --- contents ------------------------------------------------------------------------------- */
-
-static void content_free(struct content *c)
-{
-	free(c->p);
-	*c = (struct content){0};
-}
-
-/* For tests: no memory is the end. */
-static void content_resize(struct content *c, uint64_t len)
-{
-	if (len > c->cap) {
-		c->cap = round_up_u64(len, 65536);
-		c->p = realloc(c->p, c->cap);
-		if (!c->p)
-			abort();
-	}
-	if (len > c->len)
-		memset(c->p + c->len, 0, len - c->len);
-	c->len = len;
-}
-
-static void content_write(struct content *c, const void *p, uint64_t len, uint64_t off)
-{
-	if (off + len > c->len)
-		content_resize(c, off + len);
-	if (len)
-		memcpy(c->p + off, p, len);
-}
-
-static void content_read_file(struct content *c, const char *path)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	struct stat st;
-
-	if (fd < 0)
-		return;
-	if (fstat(fd, &st) == 0) {
-		content_resize(c, (uint64_t)st.st_size);
-		if (pread(fd, c->p, c->len, 0) != (ssize_t)c->len)
-			abort();
-	}
-	close(fd);
-}
-
-static void content_write_file(const struct content *c, const char *path)
-{
-	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-
-	if (fd < 0)
-		return;
-	if (ftruncate(fd, (off_t)c->len) < 0 ||
-	    pwrite(fd, c->p ? (const void *)c->p : "", c->len, 0) != (ssize_t)c->len)
-		abort();
-	close(fd);
-}
-
-static void op_apply(struct content *c, const struct op *op)
-{
-	if (op->truncate)
-		content_resize(c, op->off);
-	else
-		content_write(c, op->data, op->len, op->off);
-}
-
-/* --- tracked files -------------------------------------------------------------------------- */
-
-static struct tracked *tracked_find(struct sqlite_fault *f, const char *path)
-{
-	list_for_each(l, &f->files)
-	{
-		struct tracked *t = list_entry(l, struct tracked, link);
-
-		if (!strcmp(t->path, path))
-			return t;
-	}
-	return NULL;
-}
-
-static struct tracked *tracked_get(struct sqlite_fault *f, const char *path, bool exists)
-{
-	struct tracked *t = tracked_find(f, path);
-
-	if (t)
-		return t;
-	t = calloc(1, sizeof(*t));
-	if (!t || !(t->path = strdup(path)))
-		abort();
-	list_init(&t->ops);
-	t->exists = exists;
-	if (exists)
-		content_read_file(&t->durable, path);
-	list_push_back(&f->files, &t->link);
-	return t;
-}
-
-static void ops_drop(struct tracked *t)
-{
-	while (!list_empty(&t->ops)) {
-		struct op *op = list_first(&t->ops, struct op, link);
-
-		list_remove(&op->link);
-		free(op);
-	}
-}
-
-static void tracked_free(struct tracked *t)
-{
-	list_remove(&t->link);
-	ops_drop(t);
-	content_free(&t->durable);
-	content_free(&t->before);
-	free(t->path);
-	free(t);
-}
-
-static void tracked_put(struct tracked *t)
-{
-	if (!t->opens && !t->entry_pending && list_empty(&t->ops))
-		tracked_free(t);
-}
-
-static void tracked_op(struct tracked *t, bool truncate, uint64_t off, const void *p, uint64_t len)
-{
-	struct op *op = malloc(sizeof(*op) + len);
-
-	if (!op)
-		abort();
-	op->truncate = truncate;
-	op->off = off;
-	op->len = len;
-	if (len)
-		memcpy(op->data, p, len);
-	list_push_back(&t->ops, &op->link);
-}
-
-/* Its directory entry is about to change: remembers what was durable under this name. */
-static void entry_changes(struct tracked *t)
-{
-	if (t->entry_pending)
-		return;
-	t->entry_pending = true;
-	t->existed = t->exists;
-	t->before = t->durable;
-	t->durable = (struct content){0};
-	if (t->existed)
-		content_write(&t->durable, t->before.p, t->before.len, 0);
-}
-
-static void dirsync(struct sqlite_fault *f)
-{
-	list_for_each_safe(l, next, &f->files)
-	{
-		struct tracked *t = list_entry(l, struct tracked, link);
-
-		t->entry_pending = false;
-		content_free(&t->before);
-		tracked_put(t);
-	}
-}
-
-/* --- the cut -------------------------------------------------------------------------------- */
-
-static void survive(struct sqlite_fault *f, struct content *c, const struct op *op)
-{
-	if (op->truncate) {
-		if (random_next(&f->rng) >> 63)
-			content_resize(c, op->off);
-		return;
-	}
-	for (uint64_t at = 0; at < op->len;) {
-		uint64_t n = min_u64(SECTOR - (op->off + at) % SECTOR, op->len - at);
-
-		if (random_next(&f->rng) >> 63)
-			content_write(c, op->data + at, n, op->off + at);
-		at += n;
-	}
-}
-
-static void cut_file(struct sqlite_fault *f, struct tracked *t)
-{
-	/* Of an entry made or removed: the old state, or the new one, or what is between. */
-	unsigned int fate = t->entry_pending ? random_next(&f->rng) >> 62 : 3;
-
-	if (fate == 0) {
-		if (t->existed)
-			content_write_file(&t->before, t->path);
-		else
-			unlink(t->path);
-	} else if (!t->exists || (fate == 1 && t->existed)) {
-		unlink(t->path);
-	} else {
-		list_for_each(l, &t->ops)
-		{
-			survive(f, &t->durable, list_entry(l, struct op, link));
-		}
-		content_write_file(&t->durable, t->path);
-	}
+	return rate > 0 && (double)(fault_random(&f->rng) >> 11) * 0x1p-53 < rate;
 }
 
 static void cut(struct sqlite_fault *f, uint64_t seed)
 {
 	if (f->is_cut)
 		return;
-	seed_rng(f, seed);
+	fault_seed(&f->rng, seed);
 	f->is_cut = true;
-	list_for_each(l, &f->files)
-	{
-		cut_file(f, list_entry(l, struct tracked, link));
-	}
+	tracked_cut(&f->files, &f->rng);
 }
-
-/* --- faults --------------------------------------------------------------------------------- */
 
 static int fail(struct sqlite_fault *f, int err, int rc)
 {
@@ -383,7 +133,7 @@ static int file_read(sqlite3_file *file, void *buf, int len, sqlite3_int64 off)
 	if (rc == SQLITE_OK)
 		rc = passed(f, ff->inner->pMethods->xRead(ff->inner, buf, len, off));
 	if (rc == SQLITE_OK && armed(f) && chance(f, f->spec.kind[IO_CALL_READ].flip)) {
-		uint64_t bit = random_next(&f->rng) % ((uint64_t)len * 8);
+		uint64_t bit = fault_random(&f->rng) % ((uint64_t)len * 8);
 
 		((uint8_t *)buf)[bit / 8] ^= (uint8_t)(1u << bit % 8);
 	}
@@ -396,7 +146,7 @@ static int write_through(struct fault_file *ff, const void *buf, int len, sqlite
 	int rc = passed(ff->f, ff->inner->pMethods->xWrite(ff->inner, buf, len, off));
 
 	if (rc == SQLITE_OK && ff->t)
-		tracked_op(ff->t, false, (uint64_t)off, buf, (uint64_t)len);
+		tracked_write(ff->t, (uint64_t)off, buf, (uint64_t)len);
 	return rc;
 }
 
@@ -413,7 +163,7 @@ static int file_write(sqlite3_file *file, const void *buf, int len, sqlite3_int6
 	if (rc != SQLITE_OK)
 		goto out_unlock;
 	if (armed(f) && chance(f, k->shorten)) {
-		int part = (int)(random_next(&f->rng) % (uint64_t)len);
+		int part = (int)(fault_random(&f->rng) % (uint64_t)len);
 
 		/* As a full disk does: some bytes, then none. */
 		if (part)
@@ -422,7 +172,7 @@ static int file_write(sqlite3_file *file, const void *buf, int len, sqlite3_int6
 		goto out_unlock;
 	}
 	if (armed(f) && chance(f, k->flip) && (flipped = malloc((size_t)len))) {
-		uint64_t bit = random_next(&f->rng) % ((uint64_t)len * 8);
+		uint64_t bit = fault_random(&f->rng) % ((uint64_t)len * 8);
 
 		memcpy(flipped, buf, (size_t)len);
 		flipped[bit / 8] ^= (uint8_t)(1u << bit % 8);
@@ -449,7 +199,7 @@ static int file_truncate(sqlite3_file *file, sqlite3_int64 size)
 	if (rc == SQLITE_OK)
 		rc = passed(ff->f, ff->inner->pMethods->xTruncate(ff->inner, size));
 	if (rc == SQLITE_OK && ff->t)
-		tracked_op(ff->t, true, (uint64_t)size, NULL, 0);
+		tracked_truncate(ff->t, (uint64_t)size);
 	pthread_mutex_unlock(&ff->f->lock);
 	return rc;
 }
@@ -466,13 +216,9 @@ static int file_sync(sqlite3_file *file, int flags)
 	if (rc == SQLITE_OK)
 		rc = passed(f, ff->inner->pMethods->xSync(ff->inner, flags));
 	if (rc == SQLITE_OK && t) {
-		list_for_each(l, &t->ops)
-		{
-			op_apply(&t->durable, list_entry(l, struct op, link));
-		}
-		ops_drop(t);
+		tracked_sync(t);
 		if (ff->syncs_dir)
-			dirsync(f);
+			tracked_dirsync(&f->files);
 		ff->syncs_dir = false;
 	}
 	pthread_mutex_unlock(&f->lock);
@@ -510,7 +256,7 @@ static int file_control(sqlite3_file *file, int op, void *arg)
 static int file_sector_size(sqlite3_file *file)
 {
 	(void)file;
-	return SECTOR;
+	return FAULT_SECTOR;
 }
 
 static int file_characteristics(sqlite3_file *file)
@@ -587,11 +333,9 @@ static int vfs_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int 
 	ff->syncs_dir = !exists && flags & (SQLITE_OPEN_WAL | SQLITE_OPEN_MAIN_JOURNAL |
 					    SQLITE_OPEN_SUPER_JOURNAL);
 	if (path && !(flags & SQLITE_OPEN_DELETEONCLOSE)) {
-		ff->t = tracked_get(f, path, exists);
-		if (!exists) {
-			entry_changes(ff->t);
-			ff->t->exists = true;
-		}
+		ff->t = tracked_get(&f->files, path, exists);
+		if (!exists)
+			tracked_made(ff->t);
 		ff->t->opens++;
 	}
 out_unlock:
@@ -611,16 +355,12 @@ static int vfs_delete(sqlite3_vfs *vfs, const char *path, int sync_dir)
 		rc = fail(f, EIO, SQLITE_IOERR_DELETE);
 		goto out_unlock;
 	}
-	t = stat(path, &st) == 0 ? tracked_get(f, path, true) : NULL;
+	t = stat(path, &st) == 0 ? tracked_get(&f->files, path, true) : NULL;
 	rc = passed(f, f->inner->xDelete(f->inner, path, sync_dir));
-	if (rc == SQLITE_OK && t) {
-		entry_changes(t);
-		t->exists = false;
-		ops_drop(t);
-		content_resize(&t->durable, 0);
-	}
+	if (rc == SQLITE_OK && t)
+		tracked_removed(t);
 	if (rc == SQLITE_OK && sync_dir)
-		dirsync(f);
+		tracked_dirsync(&f->files);
 out_unlock:
 	pthread_mutex_unlock(&f->lock);
 	return rc;
@@ -696,7 +436,7 @@ int sqlite_fault_create(const char *name, struct sqlite_fault **out)
 	}
 	pthread_mutex_init(&f->lock, NULL);
 	list_init(&f->files);
-	seed_rng(f, 0);
+	fault_seed(&f->rng, 0);
 	f->inner = sqlite3_vfs_find(NULL);
 	f->vfs = (sqlite3_vfs){
 		.iVersion = 2,
@@ -721,18 +461,12 @@ int sqlite_fault_create(const char *name, struct sqlite_fault **out)
 	return 0;
 }
 
-static void forget_all(struct sqlite_fault *f)
-{
-	while (!list_empty(&f->files))
-		tracked_free(list_first(&f->files, struct tracked, link));
-}
-
 void sqlite_fault_destroy(struct sqlite_fault *f)
 {
 	if (!f)
 		return;
 	sqlite3_vfs_unregister(&f->vfs);
-	forget_all(f);
+	tracked_forget_all(&f->files);
 	pthread_mutex_destroy(&f->lock);
 	free(f->name);
 	free(f);
@@ -750,7 +484,7 @@ int sqlite_fault_set(struct sqlite_fault *f, const char *spec, char *why, size_t
 	pthread_mutex_lock(&f->lock);
 	f->spec = parsed;
 	f->writes_at_set = f->writes;
-	seed_rng(f, parsed.seed);
+	fault_seed(&f->rng, parsed.seed);
 	pthread_mutex_unlock(&f->lock);
 	return 0;
 }
@@ -777,14 +511,14 @@ void sqlite_fault_restore(struct sqlite_fault *f)
 	pthread_mutex_lock(&f->lock);
 	f->is_cut = false;
 	f->spec = (struct fault_spec){0};
-	forget_all(f);
+	tracked_forget_all(&f->files);
 	pthread_mutex_unlock(&f->lock);
 }
 
 void sqlite_fault_dirsync(struct sqlite_fault *f)
 {
 	pthread_mutex_lock(&f->lock);
-	dirsync(f);
+	tracked_dirsync(&f->files);
 	pthread_mutex_unlock(&f->lock);
 }
 
