@@ -24,7 +24,8 @@
 struct options {
 	const char *model, *backing, *mount, *data;
 	uint64_t ram;
-	unsigned int steps, commit_every;
+	unsigned int steps;
+	const char *mode;
 	int threads;
 	bool hints, json, bf16;
 };
@@ -44,10 +45,12 @@ struct bench {
 static void usage(FILE *f)
 {
 	fputs("usage: bench-steps --model FILE.tsv (--backing DIR | --mount MOUNT) [options]\n"
-	      "  --ram SIZE       embedded: the RAM tier, bytes (64 MiB)\n"
-	      "  --steps N        measured steps, after two to warm up (7)\n"
-	      "  --commit-every N start a commit behind every Nth step (0: only at the end)\n"
+	      "  --ram BYTES      embedded: the RAM tier (64 MiB)\n"
+	      "  --steps N        measured rounds, after three steps to warm up (7)\n"
+	      "  --mode MODE      steps: next to the drive alone; commits: with a commit beside each step and\n"
+	      "                   without; full: a commit of everything dirty next to a bare write (steps)\n"
 	      "  --data PATH      session, mmap or embedded (whatever works best)\n"
+	      "  --drive-dir DIR  where the drive alone is measured (the backing)\n"
 	      "  --threads N      for computing (all CPUs)\n"
 	      "  --no-hints       look ahead at nothing\n"
 	      "  --bf16           bf16 weights and gradients, no master weights\n"
@@ -123,20 +126,114 @@ static double run_step(struct bench *b, bool commit)
 	return bench_now() - t;
 }
 
+/* Steps, each next to the drive alone. */
+static void mode_steps(struct bench *b)
+{
+	double step[64], limit[64], bytes = (double)b->numel * 8;
+	struct moment_info before, after;
+	double s, l, rd, wr;
+
+	moment_get_info(b->s, &before);
+	for (unsigned int i = 0; i < b->o.steps; i++) {
+		step[i] = run_step(b, false);
+		limit[i] = drive_mix(b->drive);
+		if (!b->o.json)
+			fprintf(stderr, "\rstep %u/%u: %.3f s, the drive alone %.3f s ", i + 1,
+				b->o.steps, step[i], limit[i]);
+	}
+	if (!b->o.json)
+		fputc('\n', stderr);
+	moment_get_info(b->s, &after);
+	s = bench_median(step, b->o.steps);
+	l = bench_median(limit, b->o.steps);
+	rd = (double)(after.read_bytes - before.read_bytes) / b->o.steps;
+	wr = (double)(after.written_bytes - before.written_bytes) / b->o.steps;
+	printf("step %.3f s: read %.0f MiB, wrote %.0f MiB, %.2f GB/s\n", s, rd / (1 << 20),
+	       wr / (1 << 20), (rd + wr) / s / 1e9);
+	printf("drive alone, all state read and written: %.3f s, %.2f GB/s\n", l,
+	       2 * bytes / l / 1e9);
+	printf("rate of the step over that of the drive: %.2f\n",
+	       ((rd + wr) / s) / (2 * bytes / l));
+	if (b->o.json)
+		printf("{\"step_seconds\":%.4f,\"drive_seconds\":%.4f,\"read_bytes\":%.0f,"
+		       "\"written_bytes\":%.0f,\"ratio\":%.4f}\n",
+		       s, l, rd, wr, ((rd + wr) / s) / (2 * bytes / l));
+}
+
+/* Bytes moved a second over a few steps, with or without a commit behind each. */
+static double rate(struct bench *b, bool commit)
+{
+	struct moment_info before, after;
+	double t;
+
+	moment_get_info(b->s, &before);
+	t = bench_now();
+	for (int i = 0; i < 3; i++)
+		run_step(b, commit);
+	if (commit && moment_commit(b->s, 1))
+		die("commit");
+	t = bench_now() - t;
+	moment_get_info(b->s, &after);
+	return (double)(after.read_bytes + after.written_bytes - before.read_bytes -
+			before.written_bytes) /
+	       t;
+}
+
+static void mode_commits(struct bench *b)
+{
+	double with[64], without[64], ratio[64], r;
+
+	for (unsigned int i = 0; i < b->o.steps; i++) {
+		without[i] = rate(b, false);
+		with[i] = rate(b, true);
+		ratio[i] = with[i] / without[i];
+	}
+	r = bench_median(ratio, b->o.steps);
+	printf("bytes moved, commits beside every step: %.2f GB/s, without: %.2f GB/s, ratio %.2f\n",
+	       bench_median(with, b->o.steps) / 1e9, bench_median(without, b->o.steps) / 1e9, r);
+	if (b->o.json)
+		printf("{\"commit_beside_steps_ratio\":%.4f}\n", r);
+}
+
+/* The RAM tier holds all state, all of it dirty: the commit next to a bare write of as much. */
+static void mode_full(struct bench *b)
+{
+	double commit[64], bare[64], ratio[64], wrote = 0, r;
+
+	for (unsigned int i = 0; i < b->o.steps; i++) {
+		struct moment_info before, after;
+
+		run_step(b, false);
+		moment_get_info(b->s, &before);
+		commit[i] = bench_now();
+		if (moment_commit(b->s, 1))
+			die("commit");
+		commit[i] = bench_now() - commit[i];
+		moment_get_info(b->s, &after);
+		wrote = (double)(after.written_bytes - before.written_bytes);
+		bare[i] = drive_write(b->drive, (uint64_t)wrote);
+		ratio[i] = commit[i] / bare[i];
+	}
+	r = bench_median(ratio, b->o.steps);
+	printf("commit of %.0f MiB: %.3f s, a bare O_DIRECT write of as much and one fdatasync: %.3f s, ratio %.2f\n",
+	       wrote / (1 << 20), bench_median(commit, b->o.steps), bench_median(bare, b->o.steps),
+	       r);
+	if (b->o.json)
+		printf("{\"commit_full_ratio\":%.4f}\n", r);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct option longopts[] = {
-		{"model", 1, NULL, 'm'},     {"backing", 1, NULL, 'b'},
-		{"mount", 1, NULL, 'M'},     {"ram", 1, NULL, 'r'},
-		{"steps", 1, NULL, 's'},     {"commit-every", 1, NULL, 'c'},
-		{"data", 1, NULL, 'd'},	     {"threads", 1, NULL, 't'},
-		{"no-hints", 0, NULL, 'n'},  {"json", 0, NULL, 'j'},
-		{"bf16", 0, NULL, 'h'},	     {"help", 0, NULL, '?'},
+		{"model", 1, NULL, 'm'},     {"backing", 1, NULL, 'b'}, {"mount", 1, NULL, 'M'},
+		{"ram", 1, NULL, 'r'},	     {"steps", 1, NULL, 's'},	{"mode", 1, NULL, 'c'},
+		{"data", 1, NULL, 'd'},	     {"threads", 1, NULL, 't'}, {"no-hints", 0, NULL, 'n'},
+		{"json", 0, NULL, 'j'},	     {"bf16", 0, NULL, 'h'},	{"help", 0, NULL, '?'},
 		{"drive-dir", 1, NULL, 'D'}, {NULL, 0, NULL, 0}};
-	static struct bench b = {.o = {.ram = 64u << 20, .steps = 7, .hints = true}};
+	static struct bench b = {
+		.o = {.ram = 64u << 20, .steps = 7, .hints = true, .mode = "steps"}};
 	const char *drive_dir = NULL;
-	double step[64], limit[64], elapsed, bytes;
-	struct moment_info before, after;
+	double bytes;
 	struct moment_optim adam = {.kind = MOMENT_ADAM,
 				    .flags = MOMENT_DECOUPLED | MOMENT_BIAS_CORRECTION,
 				    .lr = 1e-3,
@@ -164,7 +261,7 @@ int main(int argc, char **argv)
 			b.o.steps = (unsigned int)strtoul(optarg, NULL, 10);
 			break;
 		case 'c':
-			b.o.commit_every = (unsigned int)strtoul(optarg, NULL, 10);
+			b.o.mode = optarg;
 			break;
 		case 'd':
 			b.o.data = optarg;
@@ -226,45 +323,19 @@ int main(int argc, char **argv)
 	b.drive = drive_open(drive_dir ? drive_dir : b.o.backing, (uint64_t)bytes);
 	if (!b.drive)
 		return 1;
+	printf("%s: %u parameters, %.0f MiB of state, path %s, %s\n", b.o.model, b.n,
+	       bytes / (1 << 20), moment_data_path(b.s), moment_version());
 	run_step(&b, false);
 	run_step(&b, false);
 	if (moment_commit(b.s, 1))
 		die("commit");
 	run_step(&b, false);
-	moment_get_info(b.s, &before);
-	elapsed = 0;
-	for (unsigned int i = 0; i < b.o.steps; i++) {
-		step[i] = run_step(&b, b.o.commit_every && i % b.o.commit_every == 0);
-		elapsed += step[i];
-		limit[i] = drive_mix(b.drive);
-		if (!b.o.json)
-			fprintf(stderr, "\rstep %u/%u: %.3f s, the drive alone %.3f s ", i + 1,
-				b.o.steps, step[i], limit[i]);
-	}
-	if (!b.o.json)
-		fputc('\n', stderr);
-	moment_get_info(b.s, &after);
-	{
-		double s = bench_median(step, b.o.steps), l = bench_median(limit, b.o.steps);
-		double rd = (double)(after.read_bytes - before.read_bytes) / b.o.steps;
-		double wr = (double)(after.written_bytes - before.written_bytes) / b.o.steps;
-		/* What the RAM tier kept need not be moved: the limit is for the bytes that were.
-		 */
-		double share = (rd + wr) / (2 * bytes);
-
-		printf("%s: %u parameters, %.0f MiB of state, path %s, %s\n", b.o.model, b.n,
-		       bytes / (1 << 20), moment_data_path(b.s), moment_version());
-		printf("step %.3f s: read %.0f MiB, wrote %.0f MiB, %.2f GB/s\n", s, rd / (1 << 20),
-		       wr / (1 << 20), (rd + wr) / s / 1e9);
-		printf("drive alone, all state read and written: %.3f s, %.2f GB/s\n", l,
-		       2 * bytes / l / 1e9);
-		printf("rate of the step over that of the drive: %.2f\n",
-		       ((rd + wr) / s) / (2 * bytes / l));
-		if (b.o.json)
-			printf("{\"step_seconds\":%.4f,\"drive_seconds\":%.4f,\"read_bytes\":%.0f,"
-			       "\"written_bytes\":%.0f,\"ratio\":%.4f,\"moved\":%.4f,\"elapsed\":%.4f}\n",
-			       s, l, rd, wr, ((rd + wr) / s) / (2 * bytes / l), share, elapsed);
-	}
+	if (!strcmp(b.o.mode, "commits"))
+		mode_commits(&b);
+	else if (!strcmp(b.o.mode, "full"))
+		mode_full(&b);
+	else
+		mode_steps(&b);
 	drive_close(b.drive);
 	if (moment_close(b.s))
 		die("close");
