@@ -114,8 +114,8 @@ struct moment_hello_reply {
 #define MOMENT_REG_NEW	 1u /* must not exist */
 #define MOMENT_REG_EXIST 2u /* must exist */
 #define MOMENT_REG_FRESH \
-	4u /* if it exists, with any shape, its content becomes zeros and its step 0 (at the next \
-	      commit) */
+	4u /* if it exists, with any shape, its content becomes zeros and its step 0; arrays that \
+	      are not asked for go */
 #define MOMENT_REG_CHECK 8u /* change nothing: only tell what would happen */
 
 struct moment_reg_entry {

@@ -210,9 +210,13 @@ static void place_release(struct cache *c, struct slot *s, struct poff off, uint
 	if (s && s->keep) {
 		unsigned int have = s->nspare + (extent_is_hole(&s->live) ? 0 : 1);
 
-		if (have < 2 && s->nspare < 2 && (s->nspare == 0 || s->spare_len == len)) {
+		if (have < 2 && s->nspare < 2 && (s->nspare == 0 || s->spare_len <= len)) {
+			if (s->nspare == 0)
+				s->spare_len = len;
 			s->spare[s->nspare++] = off;
-			s->spare_len = len;
+			if (len > s->spare_len)
+				pool_free(c->pool, (struct poff){off.o + s->spare_len},
+					  len - s->spare_len);
 			return;
 		}
 	}
@@ -242,6 +246,7 @@ static void slot_free_spares(struct cache *c, struct slot *s)
 
 int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len)
 {
+	struct poff off;
 	int r;
 
 	(void)f;
@@ -250,13 +255,21 @@ int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len)
 	/* A write under way uses the first spare: it cannot be exchanged for a longer one now. */
 	if (s->b && s->b->state == BLOCK_WRITING)
 		return -EBUSY;
-	slot_free_spares(c, s);
-	r = pool_alloc(c->pool, len, &s->spare[0]);
+	/* The old ones go when the new one is there: a dirty block always has a place. */
+	r = pool_alloc(c->pool, len, &off);
 	if (r)
 		return r;
+	slot_free_spares(c, s);
+	s->spare[0] = off;
 	s->nspare = 1;
 	s->spare_len = len;
 	return 0;
+}
+
+unsigned int slot_places(const struct slot *s, uint32_t len)
+{
+	return (s->spare_len >= len ? s->nspare : 0) +
+	       (!extent_is_hole(&s->live) && s->live.len >= len);
 }
 
 int slot_keep(struct cache *c, struct file *f, struct slot *s, uint32_t len)
@@ -264,16 +277,16 @@ int slot_keep(struct cache *c, struct file *f, struct slot *s, uint32_t len)
 	(void)f;
 	if (s->b && s->b->state == BLOCK_WRITING)
 		return -EBUSY;
-	if (s->nspare && s->spare_len < len)
-		slot_free_spares(c, s);
-	while (s->nspare + (extent_is_hole(&s->live) ? 0 : 1) < 2) {
+	while (slot_places(s, len) < 2) {
 		struct poff off;
-		int r = pool_alloc(c->pool, s->nspare ? s->spare_len : len, &off);
+		uint32_t want = s->nspare && s->spare_len >= len ? s->spare_len : len;
+		int r = pool_alloc(c->pool, want, &off);
 
 		if (r)
 			return r;
-		if (!s->nspare)
-			s->spare_len = len;
+		if (s->spare_len < len)
+			slot_free_spares(c, s);
+		s->spare_len = want;
 		s->spare[s->nspare++] = off;
 	}
 	s->keep = true;

@@ -296,7 +296,7 @@ int session_receive(struct session *s, const void *buf, size_t len)
 {
 	const struct moment_msg *m = buf;
 
-	if (len < sizeof(*m) || len > MOMENT_MSG_MAX || m->len != len || (uintptr_t)buf % 8 ||
+	if ((uintptr_t)buf % 8 || len < sizeof(*m) || len > MOMENT_MSG_MAX || m->len != len ||
 	    len < min_len(m->type) || s->greeting || s->hello == (m->type == MOMENT_MSG_HELLO))
 		return -EPROTO;
 	if (s->hello && s->readonly && needs_writer(m->type)) {
@@ -358,6 +358,7 @@ void session_destroy(struct session *s)
 	if (s->dead)
 		return;
 	s->dead = true;
+	session_busy_begin(s); /* what ends here must not free it under our feet */
 	list_remove(&s->link);
 	session_drop_leases(s);
 	if (s->stepping) {
@@ -379,8 +380,7 @@ void session_destroy(struct session *s)
 		list_remove(l);
 		session_commit_free(l);
 	}
-	if (!s->busy)
-		session_free(s);
+	session_busy_end(s);
 	cache_pump(&e->c);
 }
 

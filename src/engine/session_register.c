@@ -18,6 +18,8 @@
 #include "engine/names.h"
 #include "engine/session.h"
 
+#define SHAPE_TEXT (MOMENT_NDIM_MAX * 21 + 3) /* "[", numbers of up to 20 digits, "," or "]" */
+
 struct entry {
 	const struct moment_reg_entry *m;
 	const uint64_t *shape;
@@ -26,6 +28,7 @@ struct entry {
 	char label[128]; /* the name, for messages */
 	uint64_t dir;
 	bool made;
+	uint64_t pinned; /* bytes of memory */
 	uint64_t step;
 	uint64_t ino[MOMENT_ROLES]; /* 0: does not have it */
 	bool made_file[MOMENT_ROLES];
@@ -126,15 +129,27 @@ static uint64_t file_bytes(const struct entry *e, unsigned int role)
 	return e->m->numel * session_dtype[e->m->dtype[role]].size;
 }
 
-static void shape_text(const struct entry *e, char out[256])
+static void shape_text(const struct entry *e, char out[SHAPE_TEXT])
 {
 	size_t n = 0;
 
-	n += (size_t)snprintf(out, 256, "[");
-	for (uint32_t d = 0; d < e->m->ndim && n < 230; d++)
-		n += (size_t)snprintf(out + n, 256 - n, "%s%llu", d ? "," : "",
+	n += (size_t)snprintf(out, SHAPE_TEXT, "[");
+	for (uint32_t d = 0; d < e->m->ndim; d++)
+		n += (size_t)snprintf(out + n, SHAPE_TEXT - n, "%s%llu", d ? "," : "",
 				      (unsigned long long)e->shape[d]);
-	snprintf(out + n, 256 - n, "]");
+	snprintf(out + n, SHAPE_TEXT - n, "]");
+}
+
+/* Of a file of `size` bytes: its blocks, and the bytes in block n as its place on disk has them. */
+static uint32_t size_blocks(const struct cache *c, uint64_t size)
+{
+	return (uint32_t)((size + c->block - 1) / c->block);
+}
+
+static uint32_t size_place(const struct cache *c, uint64_t size, uint32_t n)
+{
+	return (uint32_t)round_up_u64(min_u64(c->block, size - (uint64_t)n * c->block),
+				      MOMENT_UNIT);
 }
 
 /* ---- checking ---- */
@@ -142,7 +157,7 @@ static void shape_text(const struct entry *e, char out[256])
 static int check_existing(struct reg *r, struct entry *e)
 {
 	struct ns *ns = r->s->e->c.ns;
-	char want[256], have[256], *name;
+	char want[SHAPE_TEXT], have[SHAPE_TEXT], *name;
 	struct ns_attr a;
 	int64_t n;
 	bool fresh = r->flags & MOMENT_REG_FRESH;
@@ -255,7 +270,7 @@ static int set_attrs(struct reg *r, struct entry *e)
 {
 	struct ns *ns = r->s->e->c.ns;
 	static const char *const tiers[] = {"auto", "ram", "nvme"};
-	char shape[256], step[24];
+	char shape[SHAPE_TEXT], step[24];
 	const char *tier = tiers[e->m->tier < 3 ? e->m->tier : 0];
 	size_t step_len = (size_t)snprintf(step, sizeof(step), "%llu", (unsigned long long)e->step);
 	struct ns_moment dir[] = {
@@ -291,11 +306,9 @@ static int set_attrs(struct reg *r, struct entry *e)
 		 : 0;
 }
 
-/* The state becomes zeros of the right size. True: a block is busy, the waiter will be woken. */
-static bool make_fresh(struct reg *r, struct file *f, uint64_t size)
+/* True: a block of the file is busy, the waiter will be woken. */
+static bool wait_idle(struct reg *r, struct file *f)
 {
-	struct cache *c = &r->s->e->c;
-
 	for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
 		struct slot *s = file_slot(f, i);
 
@@ -312,6 +325,12 @@ static bool make_fresh(struct reg *r, struct file *f, uint64_t size)
 			}
 		}
 	}
+	return false;
+}
+
+/* The file becomes zeros of the right size. It is idle, and what that needs is reserved. */
+static void make_zeros(struct cache *c, struct file *f, uint64_t size)
+{
 	cache_quiet(c);
 	for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
 		struct slot *s = file_slot(f, i);
@@ -323,12 +342,15 @@ static bool make_fresh(struct reg *r, struct file *f, uint64_t size)
 		if (s->b)
 			block_drop(s->b);
 		slot_drop_live(c, f, s, i);
+		if (i >= size_blocks(c, size))
+			s->keep = false;
 		slot_trim(c, s);
 		slot_account(c, f, i);
 	}
 	f->size = size;
+	file_changed(c, f);
+	file_publish(c, f, true);
 	cache_loud(c);
-	return false;
 }
 
 static int make_file(struct reg *r, struct entry *e, unsigned int k)
@@ -358,12 +380,13 @@ static int make_file(struct reg *r, struct entry *e, unsigned int k)
 		return fail(r, -ENOMEM, "register: out of memory");
 	if (s->readonly)
 		return 0;
-	x = ns_register(c->ns, a.ino);
+	x = e->f[k]->session ? -EBUSY : ns_register(c->ns, a.ino);
 	if (x)
 		return fail(r, x,
 			    "params/%s/%s is open for writing in another program: close it first",
 			    e->dirname, session_role[k]);
 	e->registered[k] = true;
+	e->f[k]->session = s;
 	if (e->made_file[k]) {
 		e->f[k]->size = file_bytes(e, k);
 		file_changed(c, e->f[k]);
@@ -415,7 +438,7 @@ static void undo(struct reg *r)
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			struct file *f = e->f[k];
 
-			for (uint32_t b = 0; f && !r->s->readonly && b < file_nblocks(c, f); b++) {
+			for (uint32_t b = 0; e->registered[k] && b < f->nslots * SLOT_CHUNK; b++) {
 				struct slot *slot = file_slot(f, b);
 
 				if (!slot) {
@@ -425,10 +448,11 @@ static void undo(struct reg *r)
 				slot->keep = false;
 				slot_trim(c, slot);
 			}
-			if (f)
+			if (e->registered[k]) {
 				f->pinned = false;
-			if (e->registered[k])
+				f->session = NULL;
 				ns_unregister(c->ns, e->ino[k]);
+			}
 			if (e->made_file[k])
 				ns_unlink(c->ns, e->dir, session_role[k]);
 			if (e->ref[k])
@@ -441,12 +465,12 @@ static void undo(struct reg *r)
 
 /* ---- reserving ---- */
 
-static uint64_t pin_bytes(const struct cache *c, const struct file *f)
+static uint64_t pin_bytes(const struct cache *c, uint64_t size)
 {
 	uint64_t sum = 0;
 
-	for (uint32_t b = 0; b < file_nblocks(c, f); b++) {
-		uint32_t piece = cache_piece(c, file_content(c, f, b));
+	for (uint32_t b = 0; b < size_blocks(c, size); b++) {
+		uint32_t piece = cache_piece(c, size_place(c, size, b));
 
 		sum += piece > c->block / 4 ? c->block : piece;
 	}
@@ -465,8 +489,9 @@ static int check_pins(struct reg *r)
 			continue;
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			if (r->e[i].f[k])
-				r->pinned += pin_bytes(c, r->e[i].f[k]);
+				r->e[i].pinned += pin_bytes(c, file_bytes(&r->e[i], k));
 		}
+		r->pinned += r->e[i].pinned;
 	}
 	if (s->pinned + r->pinned > room)
 		return fail(
@@ -495,14 +520,15 @@ static uint64_t still_needed(struct reg *r)
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			struct file *f = r->e[i].f[k];
 
-			for (uint32_t b = 0; f && b < file_nblocks(c, f); b++) {
+			uint64_t size = f ? file_bytes(&r->e[i], k) : 0;
+
+			for (uint32_t b = 0; b < size_blocks(c, size); b++) {
 				struct slot *slot = file_slot(f, b);
-				unsigned int have =
-					slot ? slot->nspare + !extent_is_hole(&slot->live) : 0;
+				uint32_t len = size_place(c, size, b);
+				unsigned int have = slot ? slot_places(slot, len) : 0;
 
 				if (have < 2)
-					sum += (2 - have) *
-					       round_up_u64(file_content(c, f, b), MOMENT_UNIT);
+					sum += (uint64_t)(2 - have) * len;
 			}
 		}
 	}
@@ -517,6 +543,7 @@ static void reg_fail(struct reg *r, int x)
 	struct session *s = r->s;
 
 	undo(r);
+	s->registering--;
 	if (session_busy_end(s))
 		session_error(s, r->msg, x, "%s", r->err);
 	reg_free(r);
@@ -526,15 +553,16 @@ static void reg_fail(struct reg *r, int x)
  * Two passes over each file, so that the first places of all its blocks lie behind one another, and
  * then the second places: a sweep then writes and reads long runs.
  */
-static int reserve_file(struct reg *r, struct file *f)
+static int reserve_file(struct reg *r, struct file *f, uint64_t size)
 {
 	struct cache *c = &r->s->e->c;
+	uint32_t blocks = size_blocks(c, size);
 
-	for (; r->block < 2 * file_nblocks(c, f); r->block++) {
-		uint32_t n = r->block % file_nblocks(c, f);
-		bool second = r->block >= file_nblocks(c, f);
+	for (; r->block < 2 * blocks; r->block++) {
+		uint32_t n = r->block % blocks;
+		bool second = r->block >= blocks;
 		struct slot *slot = file_slot_make(c, f, n);
-		uint32_t len = (uint32_t)round_up_u64(file_content(c, f, n), MOMENT_UNIT);
+		uint32_t len = size_place(c, size, n);
 		int x;
 
 		if (!slot)
@@ -587,12 +615,7 @@ static void reserve(struct waiter *w)
 
 			if (!f)
 				continue;
-			if ((r->flags & MOMENT_REG_FRESH) && !e->made_file[r->role] && !r->block) {
-				if (make_fresh(r, f, file_bytes(e, r->role)))
-					return;
-				file_publish(c, f, true);
-			}
-			x = reserve_file(r, f);
+			x = reserve_file(r, f, file_bytes(e, r->role));
 			if (x == 1)
 				return;
 			if (x) {
@@ -634,23 +657,53 @@ static void committed(struct commit_wait *w, int res)
 }
 
 /*
+ * A fresh start of what is there, when nothing can stand in its way any more: first all is idle,
+ * then, in an instant, all becomes zeros, and arrays that were not asked for go. 0, 1 (waits),
+ * -errno.
+ */
+static int fresh(struct reg *r)
+{
+	struct cache *c = &r->s->e->c;
+	struct ns_attr a;
+	int x = 0;
+
+	for (uint32_t i = 0; i < r->n; i++) {
+		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
+			if (r->e[i].f[k] && wait_idle(r, r->e[i].f[k]))
+				return 1;
+		}
+	}
+	for (uint32_t i = 0; i < r->n && !x; i++) {
+		struct entry *e = &r->e[i];
+
+		if (e->made)
+			continue;
+		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
+			if (e->f[k])
+				make_zeros(c, e->f[k], file_bytes(e, k));
+			else if (!ns_peek(c->ns, e->dir, session_role[k], &a) && S_ISREG(a.mode))
+				ns_unlink(c->ns, e->dir, session_role[k]);
+		}
+		e->step = 0;
+		x = set_attrs(r, e);
+	}
+	return x;
+}
+
+/*
  * What was made is committed before the first step: a parameter that no commit knows could not be
  * left out of a commit, nor taken back to its last one.
  */
 static void make_durable(struct reg *r)
 {
 	bool made = r->flags & MOMENT_REG_FRESH;
-	int x = 0;
+	int x = made ? fresh(r) : 0;
 
-	for (uint32_t i = 0; i < r->n && !x; i++) {
-		struct entry *e = &r->e[i];
-
+	if (x == 1)
+		return;
+	for (uint32_t i = 0; i < r->n; i++) {
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++)
-			made = made || e->made_file[k];
-		if ((r->flags & MOMENT_REG_FRESH) && !e->made) {
-			e->step = 0;
-			x = set_attrs(r, e);
-		}
+			made = made || r->e[i].made_file[k];
 	}
 	if (x) {
 		reg_fail(r, x);
@@ -696,8 +749,6 @@ static int take_handles(struct reg *r, struct moment_register_reply *m)
 			p->file[k] = UINT32_MAX;
 			if (e->f[k]) {
 				p->file[k] = s->nfiles;
-				if (!s->readonly)
-					e->f[k]->session = s;
 				s->files[s->nfiles++] = e->f[k];
 			}
 			m->e[i].file[k] = p->file[k];
@@ -724,16 +775,21 @@ static void reply_done(struct reg *r)
 		return;
 	}
 	for (uint32_t i = 0; i < r->n && !s->readonly; i++) {
+		struct param *p = &s->params[m->e[i].param];
+
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			if (r->e[i].f[k])
-				s->reserved += 2 * round_up_u64(r->e[i].f[k]->size, MOMENT_UNIT);
+				p->reserved += 2 * round_up_u64(r->e[i].f[k]->size, MOMENT_UNIT);
 		}
+		p->pinned = r->e[i].pinned;
+		s->reserved += p->reserved;
 	}
 	s->pinned += r->pinned;
 	pool_get_info(c->pool, &pi);
 	m->n = r->n;
 	m->reserved = s->reserved;
 	m->free = pi.available;
+	s->registering--;
 	if (session_busy_end(s))
 		session_reply(s, r->msg, m, len);
 	free(m);
@@ -763,6 +819,7 @@ static void reply_check(struct reg *r)
 		session_reply(r->s, r->msg, m, len);
 		free(m);
 	}
+	r->s->registering--;
 	session_busy_end(r->s);
 	reg_free(r);
 }
@@ -805,6 +862,11 @@ void session_register(struct session *s, const struct moment_msg *msg)
 		session_error(s, msg, -EBUSY, "parameters can be registered only between steps");
 		return;
 	}
+	if (s->readonly && (m->flags & (MOMENT_REG_NEW | MOMENT_REG_FRESH))) {
+		free(r);
+		session_error(s, msg, -EPERM, "this session is read-only");
+		return;
+	}
 	if (r) {
 		r->s = s;
 		r->w.wake = reserve;
@@ -825,6 +887,7 @@ void session_register(struct session *s, const struct moment_msg *msg)
 	}
 	memcpy(r->msg, msg, msg->len);
 	session_busy_begin(s);
+	s->registering++;
 	for (uint32_t i = 0; i < r->n && !x; i++) {
 		x = parse_entry(r, &r->e[i], (const char *)r->msg + at, msg->len - at);
 		if (!x)
