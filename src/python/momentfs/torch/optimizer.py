@@ -82,6 +82,7 @@ class FileOptimizer(torch.optim.Optimizer):
         resume=False,
         fresh=False,
         ram=None,
+        block=None,
         data=None,
         threads=None,
         master=True,
@@ -112,7 +113,7 @@ class FileOptimizer(torch.optim.Optimizer):
         self.state = layout.States(self)
         everything = [p for g in self.param_groups for p in g["params"]]
         if nvme_offload_fraction is not None:
-            ram = self._place(everything, nvme_offload_fraction, ram, mount, defaults)
+            ram = self._place(everything, nvme_offload_fraction, ram, block or 2 << 20, mount)
         self._session = Session(
             mount=mount,
             backing=backing,
@@ -120,6 +121,7 @@ class FileOptimizer(torch.optim.Optimizer):
             fresh=fresh,
             data=data,
             ram=ram,
+            block=block,
             state_bytes=sum(4 * p.numel() * len(self._arrays(p, g)) for g in self.param_groups for p in g["params"]),
             threads=threads,
             hints=hints,
@@ -183,10 +185,10 @@ class FileOptimizer(torch.optim.Optimizer):
             arrays.append(MAX_EXP_AVG_SQ)
         return tuple(arrays)
 
-    def _place(self, params, fraction, ram, mount, defaults):
+    def _place(self, params, fraction, ram, block, mount):
         """Gives parameters their tier; returns the RAM tier that a session of our own needs to hold the rest."""
         chosen = _lib.offload_select([p.numel() for p in params], fraction, [self._is_ours(p) for p in params])
-        block, pinned = 2 << 20, 0
+        pinned = 0
         for p, nvme in zip(params, chosen):
             if not self._is_ours(p):
                 continue
@@ -438,7 +440,7 @@ class AdamW(FileOptimizer):
     resume=True (names and shapes are checked; "partial" lets new parameters start at zero) or fresh=True.
     nonfinite="raise": NonFiniteGradient before anything is written. master=False: 16-bit weights are updated in place
     instead of through fp32 masters. nvme_offload_fraction: as ColossalAI's; the rest stays in the RAM tier.
-    ram (bytes), commit_seconds: of an engine in this process. data: "session", "mmap", "embedded".
+    ram, block (bytes), commit_seconds: of an engine in this process. data: "session", "mmap", "embedded".
     """
 
     def __init__(
