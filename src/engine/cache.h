@@ -231,6 +231,7 @@ int file_load_map(struct cache *c, struct file *f, const struct extent *map, uin
 		  uint64_t seq);
 struct slot *file_slot(struct file *f, uint32_t n);			  /* NULL: never touched */
 struct slot *file_slot_make(struct cache *c, struct file *f, uint32_t n); /* NULL: no memory */
+uint64_t file_size_max(const struct cache *c); /* by what a map can hold */
 uint32_t file_nblocks(const struct cache *c, const struct file *f);
 uint32_t file_content(const struct cache *c, const struct file *f,
 		      uint32_t n); /* bytes of block n by the file's size */

@@ -145,11 +145,18 @@ static int on_map(void *arg, uint64_t ino, uint64_t size, const struct extent *m
 /* ---- the backing directory ---- */
 
 /* With what a making that was cut short leaves: catalog.c starts over. */
-static const char *const own_names[] = {
-	"lock", "catalog.sqlite", "catalog.sqlite-wal", "catalog.sqlite-shm",
-	"pool", "ballast",	  "session.sock",	"lost+found",
-	"catalog.sqlite.new", "catalog.sqlite.new-wal", "catalog.sqlite.new-shm",
-	"catalog.sqlite.new-journal"};
+static const char *const own_names[] = {"lock",
+					"catalog.sqlite",
+					"catalog.sqlite-wal",
+					"catalog.sqlite-shm",
+					"pool",
+					"ballast",
+					"session.sock",
+					"lost+found",
+					"catalog.sqlite.new",
+					"catalog.sqlite.new-wal",
+					"catalog.sqlite.new-shm",
+					"catalog.sqlite.new-journal"};
 
 /* 1: ours, 0: empty, -errno. `foreign` gets a name that is not ours. */
 static int look_around(int dirfd, char *foreign, size_t len)
@@ -294,6 +301,7 @@ static int open_stores(struct engine *e, char *err, size_t errlen)
 	struct catalog_meta meta;
 	struct pool_super super;
 	const char *why = "";
+	struct stat st;
 	int ours = look_around(e->dirfd, foreign, sizeof(foreign));
 	bool create = ours == 0;
 	struct catalog_opts co = {
@@ -336,8 +344,16 @@ static int open_stores(struct engine *e, char *err, size_t errlen)
 		if (getrandom(co.uuid, sizeof(co.uuid), 0) != sizeof(co.uuid))
 			return -EIO;
 		memcpy(po.uuid, co.uuid, sizeof(po.uuid));
-		/* A pool without a catalog is a backing whose making was cut short: nothing is in
-		 * it. */
+		/* A backing whose making was cut short has a pool with nothing in it. */
+		if (!fstatat(e->dirfd, "pool", &st, AT_SYMLINK_NOFOLLOW) &&
+		    st.st_size > (off_t)POOL_SUPER_SIZE) {
+			snprintf(
+				err, errlen,
+				"backing %s has a pool but no catalog.sqlite, without which its %lld bytes cannot be told "
+				"apart: restore catalog.sqlite, or remove the pool if the state is not wanted",
+				e->path, (long long)st.st_size);
+			return -EUCLEAN;
+		}
 		unlinkat(e->dirfd, "pool", 0);
 		r = pool_open(&po, &e->pool, &why);
 		if (r)

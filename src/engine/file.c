@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/blockmap.h"
 #include "engine/cache.h"
 #include "engine/commit.h"
 
@@ -115,6 +116,11 @@ int file_load_map(struct cache *c, struct file *f, const struct extent *map, uin
 		slot_account(c, f, i);
 	}
 	return 0;
+}
+
+uint64_t file_size_max(const struct cache *c)
+{
+	return min_u64(NS_FILE_SIZE_MAX, (uint64_t)BLOCKMAP_MAX * c->block);
 }
 
 uint32_t file_nblocks(const struct cache *c, const struct file *f)

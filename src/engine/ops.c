@@ -166,7 +166,7 @@ static int refuse_change(const struct engine *e, const struct file *f, uint64_t 
 		return -EROFS;
 	if (f->session || f->held)
 		return -EBUSY;
-	return end > NS_FILE_SIZE_MAX ? -EFBIG : 0;
+	return end > file_size_max(&e->c) ? -EFBIG : 0;
 }
 
 static void op_write(struct engine *e, struct engine_op *op)

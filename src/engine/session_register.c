@@ -111,12 +111,12 @@ static int parse_entry(struct reg *r, struct entry *e, const char *at, size_t le
 		if (m->dtype[k] >= SESSION_DTYPES)
 			return fail(r, -EINVAL, "parameter %s: unknown dtype %u of %s", e->label,
 				    m->dtype[k], session_role[k]);
-		if (numel > NS_FILE_SIZE_MAX / session_dtype[m->dtype[k]].size)
+		if (numel > file_size_max(&r->s->e->c) / session_dtype[m->dtype[k]].size)
 			return fail(
 				r, -EFBIG,
 				"parameter %s: %llu elements make a file above the largest of %llu bytes",
 				e->label, (unsigned long long)numel,
-				(unsigned long long)NS_FILE_SIZE_MAX);
+				(unsigned long long)file_size_max(&r->s->e->c));
 		any = true;
 	}
 	if (!any)
