@@ -40,7 +40,7 @@ int cache_init(struct cache *c)
 	c->base = arena_base(c->arena);
 	/* Enough in flight for the drive (32 MiB), not so much that a small tier is all in writing.
 	 */
-	c->write_depth = (unsigned int)min_u64(16, max_u64(2, ai.chunks / 4));
+	c->write_depth = (unsigned int)min_u64(32, max_u64(2, ai.chunks / 4));
 	c->window = min_u64(64u << 20, ai.size / 3);
 	r = readahead_init(c);
 	if (!r)
