@@ -294,6 +294,19 @@ void commit_block_done(struct cache *c, struct block *b, int res)
 
 /* ---- freeze ---- */
 
+/*
+ * The newest content is not on disk, or will not be: a block that is being filled by the one who
+ * overwrites all of it is to be written in place, over the extent that a commit would refer to.
+ */
+static bool must_write(const struct slot *s)
+{
+	const struct block *b = s->b;
+
+	return b && (b->state == BLOCK_DIRTY || b->state == BLOCK_WRITING ||
+		     (b->state == BLOCK_READING && b->filler && b->writer && s->seq == 0 &&
+		      !extent_is_hole(&s->live)));
+}
+
 static int take_file(struct commit *m, struct file *f)
 {
 	struct cache *c = m->c;
@@ -319,11 +332,9 @@ static int take_file(struct commit *m, struct file *f)
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		struct slot *s = file_slot(f, i);
-		bool dirty =
-			s && s->b && (s->b->state == BLOCK_DIRTY || s->b->state == BLOCK_WRITING);
 
 		memset(&m->scratch[i], 0, sizeof(m->scratch[i]));
-		if (s && !dirty)
+		if (s && !must_write(s))
 			m->scratch[i] = s->live;
 	}
 	r = catalog_txn_map(m->txn, f->ino, m->scratch, n);
@@ -336,7 +347,7 @@ static int take_file(struct commit *m, struct file *f)
 
 		if (!s)
 			continue;
-		if (s->b && (s->b->state == BLOCK_DIRTY || s->b->state == BLOCK_WRITING)) {
+		if (must_write(s)) {
 			s->b->frozen = true;
 			m->pending++;
 			block_write(s->b, false);

@@ -96,8 +96,11 @@ static void copy_done(struct loop_work *w)
 	struct file *f = r->f;
 
 	r->pos = min_u64(r->end, ((uint64_t)x->n + 1) * c->block);
-	if (r->pos > f->size)
+	if (r->pos > f->size) {
+		/* Before a commit can take the block: its map must not reach past its size. */
 		f->size = r->pos;
+		file_publish(c, f, true);
+	}
 	cache_put(c, x, true);
 	slot_account(c, f, x->n);
 	write_next(r);
