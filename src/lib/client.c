@@ -246,8 +246,12 @@ static int client_post_step(struct path *p, uint64_t step, uint32_t flags)
 		.h = {.type = MOMENT_MSG_POST_STEP, .len = sizeof(m), .flags = (uint16_t)flags},
 		.step = step,
 	};
+	struct client *c = client_of(p);
+	int res = client_simple(c, &m.h, NULL);
 
-	return client_simple(client_of(p), &m.h, NULL);
+	if (!res && c->t->ops->rest)
+		c->t->ops->rest(c->t);
+	return res;
 }
 
 static int client_commit(struct path *p, bool wait)

@@ -22,6 +22,8 @@ struct transport_ops {
 	int64_t (*recv)(struct transport *t, void *buf, size_t cap);
 	/* After the reply to HELLO: makes the arena's memory accessible. */
 	int (*attach)(struct transport *t, uint64_t arena_size, void **base);
+	/* A step has ended, no lease is out (may be NULL). */
+	void (*rest)(struct transport *t);
 	/* Frees t. The engine's result of the last commit, embedded; 0 otherwise. */
 	int (*close)(struct transport *t, bool commit);
 	void (*forked)(struct transport *t);

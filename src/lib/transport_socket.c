@@ -135,6 +135,19 @@ static int sock_attach(struct transport *t, uint64_t arena_size, void **base)
 	return 0;
 }
 
+/*
+ * Our mapping of the daemon's memory would count as this process' own until the next step, through
+ * the forward and backward pass, where the peak is. The bytes are the memfd's and stay; mapping
+ * them again costs a fault for each huge page.
+ */
+static void sock_rest(struct transport *t)
+{
+	struct transport_sock *k = sock_of(t);
+
+	if (k->map)
+		madvise(k->map, k->map_size, MADV_DONTNEED);
+}
+
 static int sock_close(struct transport *t, bool commit)
 {
 	struct transport_sock *k = sock_of(t);
@@ -165,6 +178,7 @@ static const struct transport_ops sock_ops = {
 	.send = sock_send,
 	.recv = sock_recv,
 	.attach = sock_attach,
+	.rest = sock_rest,
 	.close = sock_close,
 	.forked = sock_forked,
 };
