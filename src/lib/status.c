@@ -85,7 +85,8 @@ char *mount_of_backing(const char *backing)
 			continue;
 		if (strcmp(m->mnt_type, "fuse") == 0 && !strstr(m->mnt_fsname, "momentfs"))
 			continue;
-		if (status_read(m->mnt_dir, &status) < 0)
+		/* The source is the backing. Other mounts are left alone: a daemon that hangs would hang us. */
+		if (strcmp(m->mnt_fsname, want) != 0 || status_read(m->mnt_dir, &status) < 0)
 			continue;
 		have = json_string(json_find(status, "backing"));
 		if (have && strcmp(have, want) == 0)
