@@ -6,7 +6,7 @@
  * A small model: gradients depend on the step and on the weights, so the weights and the state of
  * step n are the same in every run that gets there by whole steps. Beside the session it computes
  * the same in plain memory. At the start: what the backing shows must be, bit for bit, the state of
- * its committed step, and all parameters of the same one. At the end again.
+ * its last whole step, and all parameters of the same one. At the end again.
  *
  *	train (--mount DIR | --backing DIR) --steps N [--data session|mmap|embedded] [--at-least C]
  *	      [--log FILE] [--commit N] [--pause US]
@@ -156,6 +156,16 @@ static uint64_t committed(void)
 	return c == MOMENT_STEP_NONE ? 0 : c;
 }
 
+/* The last whole step: a daemon that lives has it, committed or not. */
+static uint64_t whole_step(void)
+{
+	struct moment_info i;
+
+	if (moment_get_info(s, &i))
+		die(3, "%s", moment_error());
+	return i.step == MOMENT_STEP_NONE ? committed() : i.step;
+}
+
 static void one_step(uint64_t step)
 {
 	struct moment_item items[PARAMS] = {0};
@@ -221,11 +231,12 @@ int main(int argc, char **argv)
 	}
 	if (moment_register(s, params, PARAMS))
 		die(3, "register: %s", moment_error());
-	now = committed();
-	say("start %llu\n", (unsigned long long)now);
-	if (now < at_least)
-		die(1, "the committed step is %llu, but the commit of %llu had returned",
-		    (unsigned long long)now, (unsigned long long)at_least);
+	now = whole_step();
+	say("start %llu\n", (unsigned long long)committed());
+	if (committed() < at_least || now < committed())
+		die(1, "the step is %llu, the committed one %llu, but the commit of %llu had returned",
+		    (unsigned long long)now, (unsigned long long)committed(),
+		    (unsigned long long)at_least);
 	for (uint64_t k = 1; k <= now; k++)
 		plain_step(k);
 	for (int i = 0; i < PARAMS; i++)
