@@ -95,8 +95,8 @@ int engine_close(struct engine *e, bool commit);
  * written. */
 void engine_abandon(struct engine *e);
 
-/* In a forked child, from a fork handler: lets go of the backing's lock, which else would outlive the parent
- * in the child's copy of it. Nothing else of the engine may be used there. */
+/* In a forked child, from a fork handler: lets go of the backing's lock, which else would outlive
+ * the parent in the child's copy of it. Nothing else of the engine may be used there. */
 void engine_forked(struct engine *e);
 
 struct ns *engine_ns(struct engine *e);
@@ -139,8 +139,8 @@ enum engine_op_kind {
 /*
  * Filled in by the caller, embedded in its request. Belongs to the engine from engine_submit()
  * until done() is entered. done() runs on a work thread for READ (it may copy and make system
- * calls; iov is valid until it returns), on the loop thread for the others (it must not block;
- * replying to FUSE is fine).
+ * calls; iov is valid until it returns), on a work thread or the loop thread for WRITE, on the loop
+ * thread for the others; there it must not block (replying to FUSE is fine).
  */
 struct engine_op {
 	enum engine_op_kind kind;

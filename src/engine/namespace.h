@@ -130,6 +130,9 @@ void ns_hold(struct ns *ns, uint64_t ino, bool held);
  * moves mtime and ctime to now and marks the inode for the next commit. */
 void ns_publish(struct ns *ns, uint64_t ino, uint64_t size, uint64_t bytes, bool touch);
 
+/* Any thread: a write has reached `size`; the file is at least that long now. Times move. */
+void ns_grow(struct ns *ns, uint64_t ino, uint64_t size);
+
 /*
  * The content of a generated meta.json: malloc'ed, NUL-terminated; *len without the NUL. From the
  * attributes of its directory (user.moment.name, .shape, .step, .hyper) and of the files beside it

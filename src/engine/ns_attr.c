@@ -41,6 +41,29 @@ out_unlock:
 	return i ? 0 : -ESTALE;
 }
 
+static void set_size_locked(struct ns *ns, struct ns_inode *i, uint64_t size)
+{
+	if (i->linked)
+		ns->counts.bytes += size - i->size;
+	i->size = size;
+	ns_dirty_locked(ns, i);
+}
+
+void ns_grow(struct ns *ns, uint64_t ino, uint64_t size)
+{
+	struct ns_inode *i;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	if (i && !ns_is_dir(i)) {
+		if (size > i->size)
+			set_size_locked(ns, i, size);
+		i->mtime = i->ctime = ns_now();
+		ns_dirty_locked(ns, i);
+	}
+	pthread_mutex_unlock(&ns->lock);
+}
+
 void ns_publish(struct ns *ns, uint64_t ino, uint64_t size, uint64_t bytes, bool touch)
 {
 	struct ns_inode *i;
@@ -49,12 +72,8 @@ void ns_publish(struct ns *ns, uint64_t ino, uint64_t size, uint64_t bytes, bool
 	i = ns_find_locked(ns, ino);
 	if (!i || ns_is_dir(i))
 		goto out_unlock;
-	if (size != UINT64_MAX && size != i->size) {
-		if (i->linked)
-			ns->counts.bytes += size - i->size;
-		i->size = size;
-		ns_dirty_locked(ns, i);
-	}
+	if (size != UINT64_MAX && size != i->size)
+		set_size_locked(ns, i, size);
 	if (bytes != UINT64_MAX)
 		i->bytes = bytes;
 	if (touch) {

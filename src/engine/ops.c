@@ -88,31 +88,64 @@ static void copy_run(struct loop_work *w)
 		memset(mem + in, 0, len);
 }
 
-static void copy_done(struct loop_work *w)
+/* The block has its bytes: let go of it. */
+static void copied(struct op_run *r)
 {
-	struct op_run *r = container_of(w, struct op_run, work);
 	struct want *x = &r->want[0];
 	struct cache *c = &r->e->c;
 	struct file *f = r->f;
+	uint32_t n = x->n;
 
-	r->pos = min_u64(r->end, ((uint64_t)x->n + 1) * c->block);
-	if (r->pos > f->size) {
-		/* Before a commit can take the block: its map must not reach past its size. */
+	r->pos = min_u64(r->end, ((uint64_t)n + 1) * c->block);
+	/* Before a commit can take the block: its map must not reach past its size. */
+	ns_grow(c->ns, f->ino, r->pos);
+	if (r->pos > f->size)
 		f->size = r->pos;
-		file_publish(c, f, true);
-	}
 	cache_put(c, x, true);
-	slot_account(c, f, x->n);
+	slot_account(c, f, n);
+	ns_publish(c->ns, f->ino, UINT64_MAX, f->bytes, false);
+}
+
+static void copy_done(struct loop_work *w)
+{
+	struct op_run *r = container_of(w, struct op_run, work);
+
+	copied(r);
 	write_next(r);
+}
+
+static void last_done(struct loop_task *t)
+{
+	struct op_run *r = container_of(t, struct op_run, task);
+
+	copied(r);
+	run_free(r);
+}
+
+/*
+ * The last piece of a WRITE is answered from here, a wake-up earlier than from the loop thread.
+ * That the bytes are there is told the loop thread first: whatever is asked after the answer finds
+ * them.
+ */
+static void last_run(struct loop_work *w)
+{
+	struct op_run *r = container_of(w, struct op_run, work);
+	struct engine_op *op = r->op;
+
+	copy_run(w);
+	ns_grow(r->e->c.ns, r->f->ino, r->end);
+	op->res = (int64_t)op->len;
+	r->task.run = last_done;
+	loop_post(r->e->loop, &r->task);
+	op->done(op);
 }
 
 static void write_ready(struct get *g, int res)
 {
 	struct op_run *r = container_of(g, struct op_run, g);
+	uint64_t block_end = ((uint64_t)r->want[0].n + 1) * r->e->c.block;
 
 	if (res) {
-		if (r->pos > r->op->off)
-			file_publish(&r->e->c, r->f, true);
 		op_end(r->op, res);
 		return;
 	}
@@ -123,6 +156,13 @@ static void write_ready(struct get *g, int res)
 	}
 	r->work.run = copy_run;
 	r->work.done = copy_done;
+	if (r->op->kind == ENGINE_WRITE && r->end <= block_end) {
+		r->e->c.stats.op_write_bytes += r->op->len;
+		r->op->run = NULL;
+		list_remove(&r->link); /* from here on it cannot be cancelled, and op may go */
+		r->work.run = last_run;
+		r->work.done = NULL;
+	}
 	loop_work_urgent(r->e->loop, &r->work);
 }
 
@@ -140,7 +180,6 @@ static void write_next(struct op_run *r)
 			r->resume(r);
 			return;
 		}
-		file_publish(c, r->f, true);
 		c->stats.op_write_bytes += r->op->len;
 		op_end(r->op, (int64_t)r->op->len);
 		return;

@@ -14,6 +14,7 @@ struct op_run {
 	struct get g;
 	struct waiter w;
 	struct loop_work work;
+	struct loop_task task;
 	struct commit_wait cw;
 	uint64_t pos, end;
 	void (*resume)(struct op_run *);
