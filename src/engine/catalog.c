@@ -347,6 +347,11 @@ int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *er
 		cat_close_readonly(db, copy);
 	} else {
 		res = cat_db_open(path, opts->vfs, false, &c->db, err, errlen);
+		/* SQLite makes the WAL anew: on a full disk the ballast gives it room. */
+		if (res < 0 && res != -EUCLEAN && res != -EBUSY && cat_ballast_drop(c)) {
+			cat_message(err, errlen, "%s", "");
+			res = cat_db_open(path, opts->vfs, false, &c->db, err, errlen);
+		}
 		if (!res)
 			res = load(c, opts, c->db, err, errlen);
 		if (!res)
