@@ -196,6 +196,8 @@ static void start_detach(struct daemon *d, fuse_req_t req, size_t size, bool for
 		return;
 	}
 	control_begin(d, "detach");
+	if (force)
+		atomic_store(&d->forced, true);
 	fuse_req_interrupt_func(req, detach_interrupted, NULL);
 	daemon_raise(d, EVENT_CONTROL);
 }

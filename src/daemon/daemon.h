@@ -74,6 +74,7 @@ struct daemon {
 	atomic_uint events;
 	atomic_bool initialized; /* INIT came and its answer is on its way */
 	atomic_bool detaching;
+	atomic_bool forced; /* sessions do not hold up the end */
 	atomic_uint handles; /* open files and directories, those of .moment/ excepted */
 
 	pthread_mutex_t lock; /* a leaf: what follows */
@@ -229,6 +230,9 @@ void receive_stop(struct daemon *d); /* ends the threads, also those that wait i
 struct rx_buf *rx_take(void);
 void rx_put(struct receive *rx, struct rx_buf *b); /* b may be NULL */
 void receive_destroy(struct daemon *d);
+
+/* ---- init_reply.c: after mounting --------------------------------------------------------- */
+int init_reply_hook(struct daemon *d);
 
 /* ---- notify.c ------------------------------------------------------------------------------- */
 

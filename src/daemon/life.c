@@ -110,6 +110,8 @@ static int mount_it(struct daemon *d, const char *backing)
 		d->se = NULL;
 		return EXIT_FUSE;
 	}
+	if (init_reply_hook(d))
+		log_notice("libfuse takes no hook: each write costs a request more");
 	if (mountinfo_at(d->mountpoint, &m) && !strcmp(m.type, MOMENTFS_TYPE))
 		snprintf(d->device, sizeof(d->device), "%s", m.device);
 	return 0;
@@ -235,7 +237,8 @@ static void begin_detach(struct life *l, const char *why)
 
 static bool is_idle(struct daemon *d)
 {
-	return !atomic_load(&d->handles) && !session_socket_sessions(d->socket);
+	return !atomic_load(&d->handles) &&
+	       (atomic_load(&d->forced) || !session_socket_sessions(d->socket));
 }
 
 /* Who asked for `detach` is told how the commit went, when no other user is left. */
@@ -305,8 +308,8 @@ static void serve(struct life *l)
 	if (detach_waits(d))
 		answer_detach(l);
 	if (!l->ended)
-		log_warning("%u files are still open after %u s; ending all the same",
-			    atomic_load(&d->handles), LINGER_MS / 1000);
+		log_warning("still in use (%u files are open); ending all the same",
+			    atomic_load(&d->handles));
 }
 
 /*
@@ -317,7 +320,7 @@ static void serve_sessions(struct life *l)
 {
 	struct daemon *d = l->d;
 
-	if (!session_socket_sessions(d->socket))
+	if (!session_socket_sessions(d->socket) || atomic_load(&d->forced))
 		return;
 	log_notice("unmounted, but a session is attached (pid %d); serving it until it ends",
 		   (int)session_socket_writer(d->socket));

@@ -23,6 +23,7 @@ struct ns;
 #define NS_ROOT		   ((uint64_t)2)       /* params/; 1 is left to the mount's own root */
 #define NS_FIRST	   ((uint64_t)3)       /* numbers of real inodes start here ... */
 #define NS_LAST		   ((uint64_t)1 << 48) /* ... and stay below this */
+#define NS_FILE_MODE	   01777u /* the bits a file keeps: state is no program, so no set-ID bits */
 #define NS_NAME_MAX	   255
 #define NS_XATTR_NAME_MAX  255
 #define NS_XATTR_VALUE_MAX 65536

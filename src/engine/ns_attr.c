@@ -22,7 +22,7 @@ int ns_setattr(struct ns *ns, uint64_t ino, unsigned int mask, const struct ns_a
 	if (!i)
 		goto out_unlock;
 	if (mask & NS_SET_MODE)
-		i->mode = (i->mode & S_IFMT) | (in->mode & 07777);
+		i->mode = (i->mode & S_IFMT) | (in->mode & (ns_is_dir(i) ? 07777 : NS_FILE_MODE));
 	if (mask & NS_SET_UID)
 		i->uid = in->uid;
 	if (mask & NS_SET_GID)
