@@ -7,7 +7,8 @@
  * one. */
 int status_read(const char *mount, char **out);
 
-/* The mount point where a live daemon shows this backing, malloc'ed; NULL: none that we can see. */
+/* Where this backing is mounted, malloc'ed; NULL: nowhere that we can see. From the table of mounts
+ * only: a mount may be dead or, for all we know, hang whoever touches it. */
 char *mount_of_backing(const char *backing);
 
 #endif

@@ -141,6 +141,7 @@ static int open_backing(const struct moment_open_opts *o, struct moment_session 
 			goto out;
 		}
 	}
+	po->mount = NULL; /* if it shows a mount, that is a dead one */
 	res = open_embedded(s, data, po);
 out:
 	free(mount);
