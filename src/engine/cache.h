@@ -184,8 +184,8 @@ struct cache {
 	struct list write_queue;       /* blocks to be written, in order */
 	unsigned int reading, writing; /* blocks */
 	unsigned int write_depth;
-	unsigned int op_pins;  /* pins of ops: they end by themselves, a lease need not */
-	uint32_t error_blocks; /* dirty blocks whose last write failed */
+	unsigned int op_pins;	  /* pins of ops: they end by themselves, a lease need not */
+	uint32_t error_blocks;	  /* dirty blocks whose last write failed */
 	unsigned int dead_rounds; /* retries in a row since a write last succeeded */
 	int write_error;	  /* of the last write that failed */
 	bool pumping, pump_again;
@@ -209,8 +209,9 @@ struct cache {
 
 	struct commit *commit; /* see commit.h */
 	struct cache_stats stats;
-	struct trace *trace;	       /* or NULL */
-	uint64_t leased, leased_small; /* bytes of memory out on leases */
+	struct trace *trace;			       /* or NULL */
+	uint64_t leased, leased_loose, leased_readers; /* bytes of memory out on leases: all, of
+							  files that are not pinned, of readers */
 
 	/* hooks of engine.c */
 	void (*report)(void *arg, int err, uint64_t ino, uint64_t off, uint64_t len,

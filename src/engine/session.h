@@ -21,7 +21,7 @@ struct param {
 struct lease {
 	uint64_t key; /* handle << 32 | block */
 	struct want want;
-	uint32_t piece;
+	uint32_t piece, loose; /* bytes of memory; of these, not pinned anyway */
 	bool granted;
 	struct list link;
 };

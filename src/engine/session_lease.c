@@ -44,6 +44,9 @@ static void lease_free(struct session *s, struct lease *l)
 	s->nleases--;
 	s->leased -= l->piece;
 	s->e->c.leased -= l->piece;
+	s->e->c.leased_loose -= l->loose;
+	if (s->readonly)
+		s->e->c.leased_readers -= l->piece;
 	if (l->piece < s->e->c.block)
 		s->leased_small -= l->piece;
 	free(l);
@@ -198,6 +201,10 @@ static int lease_add(struct session *s, struct advance *a, const struct moment_r
 	s->nleases++;
 	s->leased += l->piece;
 	c->leased += l->piece;
+	l->loose = f->pinned ? 0 : l->piece;
+	c->leased_loose += l->loose;
+	if (s->readonly)
+		c->leased_readers += l->piece;
 	if (l->piece < c->block)
 		s->leased_small += l->piece;
 	a->want[a->n] = (struct want){
@@ -207,6 +214,21 @@ static int lease_add(struct session *s, struct advance *a, const struct moment_r
 	};
 	a->lease[a->n++] = l;
 	return 0;
+}
+
+/*
+ * Whatever sessions hold, an eighth of the tier goes round: a plain op, or the next lease, gets
+ * its block without waiting for a session to give one back. All readers share a sixteenth.
+ */
+static bool leaves_room(const struct session *s)
+{
+	const struct cache *c = &s->e->c;
+	uint64_t size = arena_size(c->arena), held = c->leased_loose;
+
+	if (s->e->writer)
+		held += s->e->writer->pinned;
+	return held <= size - max_u64(size / 8, 2ull * c->block) &&
+	       (!s->readonly || c->leased_readers <= max_u64(size / 16, c->block));
 }
 
 void session_advance(struct session *s, const struct moment_msg *msg)
@@ -282,7 +304,7 @@ void session_advance(struct session *s, const struct moment_msg *msg)
 	}
 	bytes = s->leased - before;
 	small = s->leased_small - before_small;
-	if (!r && (s->leased > s->quota || s->leased_small > s->quota_small))
+	if (!r && (s->leased > s->quota || s->leased_small > s->quota_small || !leaves_room(s)))
 		r = -E2BIG;
 	if (r) {
 		for (unsigned int i = 0; i < a->n; i++)
@@ -291,7 +313,8 @@ void session_advance(struct session *s, const struct moment_msg *msg)
 			session_error(
 				s, msg, r,
 				"leases of %llu KiB (%llu KiB in small blocks) beside %llu KiB (%llu) that are out "
-				"are above the quota of %llu KiB (%llu): release some first, or use a larger ram=",
+				"are above the quota of %llu KiB (%llu), or of what pinned state and other sessions "
+				"leave of it: release some first, or use a larger ram=",
 				(unsigned long long)bytes >> 10, (unsigned long long)small >> 10,
 				(unsigned long long)before >> 10,
 				(unsigned long long)before_small >> 10,

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_ops.c - ops and leases in corners that random operations seldom reach: places on disk that
+ * are shorter than what the file became, read-ahead of a tail that grows, memory that is all out
+ * on leases while others want some.
+ */
+#include "session_fixture.h"
+
+static uint64_t make(const char *name)
+{
+	struct ns_attr a;
+
+	assert_int_equal(ns_create(engine_ns(e), NS_ROOT, name, 0644, 0, 0, true, &a), 0);
+	return a.ino;
+}
+
+static void put(uint64_t ino, uint64_t off, uint64_t len, int fill)
+{
+	char *buf = malloc(len);
+
+	memset(buf, fill, len);
+	assert_int_equal(engine_pwrite(e, ino, buf, len, off), len);
+	free(buf);
+}
+
+static void is(uint64_t ino, uint64_t off, uint64_t len, int fill)
+{
+	char *buf = malloc(len);
+
+	assert_int_equal(engine_pread(e, ino, buf, len, off), len);
+	for (uint64_t i = 0; i < len; i++)
+		assert_int_equal((unsigned char)buf[i], fill);
+	free(buf);
+}
+
+static void sync_all(void)
+{
+	assert_int_equal(engine_call(e, ENGINE_SYNC, 0, 0, 0, 0), 0);
+}
+
+/* A dirty block whose reserved place is as long as the content was, in a file that grows elsewhere.
+ */
+static void test_grown_elsewhere(void **state)
+{
+	uint64_t a = make("a"), b = make("b");
+
+	(void)state;
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 0, 9000, 1), 0);
+	put(a, 0, 9000, 1);
+	put(a, 3 * BLOCK, 10, 2);
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, b, 0, 9000, 0), 0);
+	put(b, 0, 9000, 1);
+	assert_int_equal(engine_call(e, ENGINE_TRUNCATE, b, 0, 16384, 0), 0);
+	for (int pass = 0; pass < 2; pass++) {
+		sync_all();
+		is(a, 0, 9000, 1);
+		is(a, 9000, 3 * BLOCK - 9000, 0);
+		is(a, 3 * BLOCK, 10, 2);
+		is(b, 0, 9000, 1);
+		is(b, 9000, 16384 - 9000, 0);
+		/* Written in place now, and grown again. */
+		put(a, 0, 9000, 1);
+		put(b, 100, 100, 1);
+		assert_int_equal(engine_call(e, ENGINE_TRUNCATE, b, 0, 16384, 0), 0);
+	}
+	stop(true);
+	start(false);
+	is(ino_of("a"), 0, 9000, 1);
+	is(ino_of("a"), 9000, 3 * BLOCK - 9000, 0);
+	is(ino_of("b"), 9000, 16384 - 9000, 0);
+	assert_int_equal(engine_call(e, ENGINE_SCRUB, 0, 0, 0, 0), 0);
+}
+
+/* Read-ahead goes on after the tail that it had fetched has grown into a larger piece. */
+static void test_prefetched_tail_grows(void **state)
+{
+	uint64_t ino;
+	char *before, *after;
+
+	(void)state;
+	ino = make("a");
+	put(ino, 0, 5000, 1);
+	put(make("b"), 0, 4 * BLOCK, 2);
+	stop(true);
+	start(false);
+	ino = ino_of("a");
+	assert_int_equal(engine_call(e, ENGINE_PREFETCH, ino, 0, 5000, 0), 0);
+	put(ino, 5000, 40000, 3);
+	is(ino, 0, 5000, 1);
+	is(ino, 5000, 40000, 3);
+	before = engine_status_json(e);
+	assert_int_equal(engine_call(e, ENGINE_PREFETCH, ino_of("b"), 0, 4 * BLOCK, 0), 0);
+	is(ino_of("b"), 0, 4 * BLOCK, 2);
+	after = engine_status_json(e);
+	assert_non_null(strstr(before, "\"prefetch_hits\":1,"));
+	assert_non_null(strstr(after, "\"prefetch_hits\":5,"));
+	free(before);
+	free(after);
+}
+
+struct reader {
+	pthread_t thread;
+	uint64_t ino;
+	int64_t res;
+};
+
+static void *read_mib(void *arg)
+{
+	struct reader *r = arg;
+	char *buf = malloc(1 << 20);
+
+	r->res = engine_pread(e, r->ino, buf, 1 << 20, 100);
+	for (int i = 0; i < 1 << 20; i++) {
+		if (buf[i] != 7)
+			r->res = -EBADMSG;
+	}
+	free(buf);
+	return NULL;
+}
+
+/*
+ * A session holds all that it may, a reader its share, and does not give it back; plain reads of
+ * more blocks than are left go on beside it, and so does the session.
+ */
+static void test_reads_beside_leases(void **state)
+{
+	const struct moment_hello_reply *h = (const void *)w.in;
+	struct wire *x = calloc(1, sizeof(*x));
+	struct reader r[8];
+	uint32_t most;
+	uint64_t ino = make("f");
+
+	(void)state;
+	put(ino, 0, 2 << 20, 7);
+	sync_all();
+	assert_int_equal(wire_hello(&w, 0), 0);
+	most = (uint32_t)(h->quota / BLOCK);
+	assert_int_equal(reg(&w, 0, vec("a", 2 * most * (BLOCK / 4))), 0);
+	assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, 1), 0);
+	attach(x);
+	assert_int_equal(wire_hello(x, MOMENT_HELLO_READONLY), 0);
+	assert_int_equal(reg(x, 0, vec("a", 2 * most * (BLOCK / 4))), 0);
+	assert_int_equal(adv(x, true, 0, most, 1, 0), 0);
+	assert_int_equal(adv(&w, true, 0, 0, most, MOMENT_RANGE_WRITE), 0);
+	for (int round = 0; round < 20; round++) {
+		for (int i = 0; i < 8; i++) {
+			r[i].ino = ino;
+			assert_int_equal(pthread_create(&r[i].thread, NULL, read_mib, &r[i]), 0);
+		}
+		wire_adv_begin(&w);
+		wire_adv_add(&w, false, (struct moment_range){0, (uint32_t)round % most, 1, 0});
+		wire_adv_add(
+			&w, true,
+			(struct moment_range){0, (uint32_t)round % most, 1, MOMENT_RANGE_WRITE});
+		assert_int_equal(wire_call(&w), 0);
+		for (int i = 0; i < 8; i++) {
+			pthread_join(r[i].thread, NULL);
+			assert_int_equal(r[i].res, 1 << 20);
+		}
+	}
+	detach(x);
+	free(x);
+}
+
+/* Readers without number cannot take the tier from those who work. */
+static void test_many_readers(void **state)
+{
+	enum { N = 30 };
+	struct wire *x = calloc(N, sizeof(*x));
+	uint64_t ino = make("f");
+	unsigned int got = 0;
+
+	(void)state;
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, vec("a", N * (BLOCK / 4))), 0);
+	for (uint32_t i = 0; i < N; i++) {
+		int res;
+
+		attach(&x[i]);
+		assert_int_equal(wire_hello(&x[i], MOMENT_HELLO_READONLY), 0);
+		assert_int_equal(reg(&x[i], 0, vec("a", N * (BLOCK / 4))), 0);
+		res = adv(&x[i], true, 0, i, 1, 0);
+		assert_true(res == 0 || res == -E2BIG);
+		got += res == 0;
+	}
+	assert_true(got >= 1);
+	put(ino, 0, 1 << 20, 7);
+	is(ino, 0, 1 << 20, 7);
+	assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, 1), 0);
+	assert_int_equal(adv(&w, true, 0, 0, 8, MOMENT_RANGE_WRITE), 0);
+	assert_int_equal(adv(&w, false, 0, 0, 8, 0), 0);
+	for (int i = 0; i < N; i++)
+		detach(&x[i]);
+	free(x);
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		T(test_grown_elsewhere),
+		T(test_prefetched_tail_grows),
+		T(test_reads_beside_leases),
+		T(test_many_readers),
+	};
+
+	alarm(120); /* something hangs */
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
