@@ -232,11 +232,37 @@ void data_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	}
 }
 
+static bool finish_release(struct request *r, int64_t res)
+{
+	(void)res;
+	close_handle(r->d, r->op.ino, true);
+	reply_err(r->req, 0);
+	return false;
+}
+
+/*
+ * A WRITE is answered before the loop thread has counted its blocks. So a writable handle counts as
+ * open (st_blocks is full) until an op that does nothing has been through that thread.
+ */
+static void release_writer(struct daemon *d, fuse_req_t req, uint64_t ino)
+{
+	struct request *r = request_create(req, ENGINE_PREFETCH, ino, finish_release);
+
+	if (r)
+		request_submit(r);
+	else
+		close_handle(d, ino, true);
+}
+
 void data_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct daemon *d = daemon_of(req);
 	struct text *t = text_of(fi);
 
+	if (!ino_is_virtual(ino) && !t && opens_for_writing(fi)) {
+		release_writer(d, req, ino);
+		return;
+	}
 	if (ino_is_virtual(ino))
 		virt_flush(d, ino, t);
 	else

@@ -88,7 +88,16 @@ static void copy_run(struct loop_work *w)
 		memset(mem + in, 0, len);
 }
 
-/* The block has its bytes: let go of it. */
+static uint64_t copy_end(const struct op_run *r)
+{
+	return min_u64(r->end, ((uint64_t)r->want[0].n + 1) * r->e->c.block);
+}
+
+/*
+ * The block has its bytes: let go of it. The namespace has been told of them before (ns_grow): a
+ * commit that takes the block needs the size, and a time stamp set by hand after the answer must
+ * stay.
+ */
 static void copied(struct op_run *r)
 {
 	struct want *x = &r->want[0];
@@ -96,9 +105,7 @@ static void copied(struct op_run *r)
 	struct file *f = r->f;
 	uint32_t n = x->n;
 
-	r->pos = min_u64(r->end, ((uint64_t)n + 1) * c->block);
-	/* Before a commit can take the block: its map must not reach past its size. */
-	ns_grow(c->ns, f->ino, r->pos);
+	r->pos = copy_end(r);
 	if (r->pos > f->size)
 		f->size = r->pos;
 	cache_put(c, x, true);
@@ -110,6 +117,7 @@ static void copy_done(struct loop_work *w)
 {
 	struct op_run *r = container_of(w, struct op_run, work);
 
+	ns_grow(r->e->c.ns, r->f->ino, copy_end(r));
 	copied(r);
 	write_next(r);
 }

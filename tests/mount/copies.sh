@@ -43,7 +43,8 @@ same "$p/cp" 'cp -r'
 same "$p/tar" tar
 same "$p/tars" 'tar -S'
 same "$p/rsync" 'rsync -a'
-[ "$(rsync -acni --delete "$src/" "$p/rsync/")" = "" ] || fail "rsync finds differences where there are none"
+differ=$(rsync -acni --delete "$src/" "$p/rsync/")
+[ -z "$differ" ] || fail "rsync finds differences where there are none: $differ"
 
 stop_momentfs "$mnt"
 start_momentfs "$tmp/backing" "$mnt" ram=8M

@@ -5,6 +5,7 @@
 requires_fuse
 requires fio
 mnt=$tmp/mnt
+cd "$tmp" # fio leaves files where it runs
 
 start_momentfs "$tmp/backing" "$mnt" ram=16M,block=256K
 for engine in psync mmap io_uring; do

@@ -145,6 +145,16 @@ def attributes():
     put(f, b"y")
     assert abs(os.stat(f).st_mtime_ns - before) < 5e9
     assert os.stat(f).st_nlink == 1
+    # A time set by hand stays, however soon after the write; and new data never look like a hole.
+    for i in range(300):
+        t = params + f"/time{i}"
+        put(t, b"z" * (30000 + i))
+        os.utime(t, ns=(1, 10**18 + i))
+        st = os.stat(t)
+        assert st.st_mtime_ns == 10**18 + i and st.st_blocks * 512 >= st.st_size, (i, st)
+    for i in range(300):
+        assert os.stat(params + f"/time{i}").st_mtime_ns == 10**18 + i, i
+        os.unlink(params + f"/time{i}")
     old = os.umask(0o027)
     os.close(os.open(params + "/masked", os.O_CREAT | os.O_WRONLY, 0o666))
     os.umask(old)
