@@ -5,15 +5,15 @@ requires_fuse
 mnt=$tmp/mnt
 
 start_momentfs "$tmp/backing" "$mnt" ram=16M,block=256K
-"${PYTHON3:-/usr/bin/python3}" "$abs_srcdir/tests/mount/tour.py" "$mnt" 262144
+"${PYTHON3:-/usr/bin/python3}" "$abs_srcdir/tests/mount/tour_steps.py" "$mnt" 262144
 stop_momentfs "$mnt"
 start_momentfs "$tmp/backing" "$mnt" ram=16M
-"${PYTHON3:-/usr/bin/python3}" "$abs_srcdir/tests/mount/tour.py" "$mnt" 262144 check
+"${PYTHON3:-/usr/bin/python3}" "$abs_srcdir/tests/mount/tour_steps.py" "$mnt" 262144 check
 stop_momentfs "$mnt"
 
 # Read-only: everything is there, nothing can be changed.
 start_momentfs "$tmp/backing" "$mnt" ram=16M,ro
-"${PYTHON3:-/usr/bin/python3}" "$abs_srcdir/tests/mount/tour.py" "$mnt" 262144 check
+"${PYTHON3:-/usr/bin/python3}" "$abs_srcdir/tests/mount/tour_steps.py" "$mnt" 262144 check
 expect_failure 'read-only' touch "$mnt/params/new"
 expect_failure 'read-only' rm "$mnt/params/map"
 [ ! -e "$tmp/backing/session.sock" ] || fail "a read-only mount has a session socket"

@@ -25,7 +25,7 @@ cmp ref mnt/params/a
 tar -C mnt/params -cf - a | tar -xOf - | cmp - ref
 rsync -a mnt/params/ copy/ && cmp ref copy/a
 python=${PYTHON3:-/usr/bin/python3}
-$python "$abs_srcdir/tests/mount/tour.py" "$1/mnt" 262144 >/dev/null || fail "the tour as a user"
+$python "$abs_srcdir/tests/mount/tour_steps.py" "$1/mnt" 262144 >/dev/null || fail "the tour as a user"
 [ "$(stat -c %a backing/session.sock)" = 600 ] || fail "mode of the socket"
 "$MOMENTCTL" umount mnt || fail "umount as a user"
 "$MOMENTFS" -o ram=16M backing mnt

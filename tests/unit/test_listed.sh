@@ -17,5 +17,8 @@ while read -r f; do
 	bad=1
 done < <(find src include man tools tests -type f \( -name '*.[ch1-8]' -o -name '*.map' \) -print \
 	-o -path 'tests/*' -type f \( -name '*.sh' -o -name '*.py' \) -print)
+# Two scripts of one name in one folder would share a log, and make would run either.
+twice=$(find tests -type f \( -name '*.sh' -o -name '*.py' \) | sed 's/\.[a-z]*$//' | sort | uniq -d)
+[ -z "$twice" ] || fail "tests that differ only in .sh and .py: $twice"
 [ "$n" -gt 10 ] || fail "only $n files found under $PWD"
 [ -z "${bad:-}" ] || fail "files are missing from Makefile.am (above)"

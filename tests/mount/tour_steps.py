@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tour of every operation of the mount: each with what it must do, and what it must refuse.
 
-    tour.py MOUNTPOINT BLOCK [check]      `check`: only what must have survived a remount
+    tour_steps.py MOUNTPOINT BLOCK [check]      `check`: only what must have survived a remount
 """
 import ctypes
 import errno
