@@ -12,6 +12,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,8 @@
 #include "lib/error.h"
 #include "lib/transport.h"
 
-#define HUGE_PAGE ((size_t)2 << 20)
+#define HUGE_PAGE   ((size_t)2 << 20)
+#define FAREWELL_MS 5000
 
 struct transport_sock {
 	struct transport t;
@@ -148,11 +150,31 @@ static void sock_rest(struct transport *t)
 		madvise(k->map, k->map_size, MADV_DONTNEED);
 }
 
+/*
+ * Says good-bye and waits until the daemon has let go of the session, so that what the session held
+ * (files that may not be written, the place of the one writer) is free when moment_close() returns.
+ * Replies that nobody waits for are dropped. A daemon that hangs is waited for in vain, but not for
+ * ever.
+ */
+static void sock_farewell(struct transport_sock *k)
+{
+	struct pollfd p = {.fd = k->fd, .events = POLLIN};
+	char drop[256];
+
+	if (shutdown(k->fd, SHUT_WR) < 0)
+		return;
+	while (poll(&p, 1, FAREWELL_MS) > 0)
+		if (recv(k->fd, drop, sizeof(drop), MSG_DONTWAIT) <= 0)
+			return;
+}
+
 static int sock_close(struct transport *t, bool commit)
 {
 	struct transport_sock *k = sock_of(t);
 
 	(void)commit; /* the daemon's own business */
+	if (k->fd >= 0)
+		sock_farewell(k);
 	if (k->map)
 		munmap(k->map, k->map_size);
 	if (k->arena_fd >= 0)
