@@ -3,8 +3,10 @@
  * revert.c - back to the last commit: the files of a torn step, or everything.
  *
  * Loop thread, except revert_run (a work thread: SQLite). Order: no commit runs, no new op starts
- * (they are parked), the files' blocks become idle and are dropped with everything that no commit
- * knows, the committed rows and maps are read back, readers' caches are invalidated.
+ * (they are parked), the committed rows and maps are read, the files' blocks become idle and are
+ * dropped with everything that no commit knows, the maps take their place, readers' caches are
+ * invalidated. If the catalog cannot be read nothing is dropped, a torn state stays torn, and a
+ * later attempt may succeed.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -29,6 +31,7 @@ struct revert {
 	struct list maps;
 	uint64_t *inos;
 	size_t n;
+	bool read; /* the maps are here */
 	int res;
 };
 
@@ -64,9 +67,52 @@ static void revert_run(struct loop_work *w)
 	r->res = catalog_revert(r->e->cat, r->all ? NULL : r->inos, r->n, on_map, r);
 }
 
+static void revert_try(struct waiter *w);
+
 static void revert_done(struct loop_work *w)
 {
 	struct revert *r = container_of(w, struct revert, work);
+	struct engine *e = r->e;
+
+	r->read = true;
+	if (!r->res) {
+		revert_try(&r->w);
+		return;
+	}
+	engine_log(e, ENGINE_LOG_ERROR,
+		   "going back to the last commit failed: %s; nothing was dropped, try again",
+		   strerror(-r->res));
+	while (!list_empty(&r->maps)) {
+		struct map_copy *m = list_first(&r->maps, struct map_copy, link);
+
+		list_remove(&m->link);
+		free(m);
+	}
+	free(r->inos);
+	e->reverting = false;
+	commit_unblock(&e->c);
+	ops_unpark(e);
+	revert_end(r);
+}
+
+/* Nobody needs two places a block any more. */
+static void release_places(struct cache *c, struct file *f)
+{
+	for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
+		struct slot *s = file_slot(f, i);
+
+		if (!s) {
+			i |= SLOT_CHUNK - 1;
+			continue;
+		}
+		s->keep = false;
+		slot_trim(c, s);
+	}
+}
+
+/* The committed maps in place of what was forgotten. */
+static void revert_load(struct revert *r)
+{
 	struct engine *e = r->e;
 	struct cache *c = &e->c;
 	struct commit_info ci;
@@ -104,8 +150,10 @@ static void revert_done(struct loop_work *w)
 		if (f->held) {
 			f->held = false;
 			ns_hold(c->ns, f->ino, false);
-			if (!f->session) /* its session died */
+			if (!f->session) { /* its session died */
 				ns_unregister(c->ns, f->ino);
+				release_places(c, f);
+			}
 		}
 	}
 	free(r->inos);
@@ -118,7 +166,7 @@ static void revert_done(struct loop_work *w)
 	commit_set_boundary(c, ci.step);
 	if (r->res)
 		engine_log(e, ENGINE_LOG_ERROR,
-			   "going back to the last commit failed: %s; unmount and mount again",
+			   "going back to the last commit: %s; unmount and mount again",
 			   strerror(-r->res));
 	e->reverting = false;
 	commit_unblock(c);
@@ -135,8 +183,6 @@ static bool affected(const struct revert *r, const struct file *f)
 static void forget(struct revert *r)
 {
 	struct cache *c = &r->e->c;
-	struct ns_attr a;
-	size_t n = 0;
 
 	cache_quiet(c);
 	for (unsigned int h = 0; h < FILE_HASH; h++) {
@@ -146,10 +192,6 @@ static void forget(struct revert *r)
 
 			if (!affected(r, f))
 				continue;
-			r->inos[n++] = f->ino;
-			/* The directory has the parameter's step count. */
-			if (!r->all && ns_getattr(c->ns, f->ino, &a) == 0 && a.parent != NS_ROOT)
-				r->inos[n++] = a.parent;
 			for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
 				struct slot *s = file_slot(f, i);
 
@@ -175,23 +217,27 @@ static void forget(struct revert *r)
 			f->changed = f->touched = false;
 		}
 	}
-	r->n = n;
 	if (r->all)
 		c->orphans.n = 0;
 	cache_loud(c);
 }
 
-static void revert_try(struct waiter *w)
+/* What the catalog is asked for: the files and the directories that have their step counts. */
+static int collect(struct revert *r)
 {
-	struct revert *r = container_of(w, struct revert, w);
-	struct engine *e = r->e;
-	struct cache *c = &e->c;
+	struct cache *c = &r->e->c;
+	struct ns_attr a;
 	size_t n = 0;
 
-	if (commit_running(c)) {
-		commit_when_idle(c, &r->w);
-		return;
+	for (unsigned int h = 0; h < FILE_HASH; h++) {
+		list_for_each(l, &c->files[h])
+		{
+			n += affected(r, list_entry(l, struct file, hash_link));
+		}
 	}
+	r->inos = calloc(n ? 2 * n : 1, sizeof(*r->inos));
+	if (!r->inos)
+		return -ENOMEM;
 	for (unsigned int h = 0; h < FILE_HASH; h++) {
 		list_for_each(l, &c->files[h])
 		{
@@ -199,8 +245,25 @@ static void revert_try(struct waiter *w)
 
 			if (!affected(r, f))
 				continue;
-			n++;
-			for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
+			r->inos[r->n++] = f->ino;
+			if (!r->all && ns_getattr(c->ns, f->ino, &a) == 0 && a.parent != NS_ROOT)
+				r->inos[r->n++] = a.parent;
+		}
+	}
+	return 0;
+}
+
+/* True: a block is busy, the waiter will be woken. */
+static bool wait_idle(struct revert *r)
+{
+	struct cache *c = &r->e->c;
+
+	for (unsigned int h = 0; h < FILE_HASH; h++) {
+		list_for_each(l, &c->files[h])
+		{
+			struct file *f = list_entry(l, struct file, hash_link);
+
+			for (uint32_t i = 0; affected(r, f) && i < f->nslots * SLOT_CHUNK; i++) {
 				struct slot *s = file_slot(f, i);
 
 				if (!s) {
@@ -210,25 +273,38 @@ static void revert_try(struct waiter *w)
 						&s->b->write_link); /* not to be written any more */
 					if (block_busy(s->b)) {
 						block_wait(s->b, &r->w);
-						return;
+						return true;
 					}
 				}
 			}
 		}
 	}
-	r->inos = calloc(n ? 2 * n : 1, sizeof(*r->inos));
-	if (!r->inos) {
-		e->reverting = false;
-		commit_unblock(c);
-		ops_unpark(e);
-		r->res = -ENOMEM;
-		revert_end(r);
+	return false;
+}
+
+static void revert_try(struct waiter *w)
+{
+	struct revert *r = container_of(w, struct revert, w);
+	struct engine *e = r->e;
+
+	if (commit_running(&e->c)) {
+		commit_when_idle(&e->c, &r->w);
 		return;
 	}
+	if (!r->read) {
+		r->work.run = revert_run;
+		r->work.done = revert_done;
+		r->res = collect(r);
+		if (r->res)
+			revert_done(&r->work);
+		else
+			loop_work(e->loop, &r->work);
+		return;
+	}
+	if (wait_idle(r))
+		return;
 	forget(r);
-	r->work.run = revert_run;
-	r->work.done = revert_done;
-	loop_work(e->loop, &r->work);
+	revert_load(r);
 }
 
 void engine_revert(struct engine *e, bool all, void (*done)(void *arg, int res), void *arg)

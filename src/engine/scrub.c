@@ -156,6 +156,7 @@ void scrub_start(struct engine *e, struct engine_op *op)
 		return;
 	}
 	r->e = e;
+	memset(r->buf, 0, c->block); /* touched now, not while reading */
 	list_init(&r->work.link);
 	e->scrub = (struct scrub){.running = true, .op = op, .run = r};
 	for (unsigned int h = 0; h < FILE_HASH; h++) {

@@ -291,16 +291,33 @@ void session_post_step(struct session *s, const struct moment_msg *msg)
 
 /* ---- rollback ---- */
 
+static void hold_all(struct session *s, bool held)
+{
+	for (uint32_t i = 0; i < s->nfiles; i++) {
+		if (!s->files[i])
+			continue;
+		s->files[i]->held = held;
+		ns_hold(s->e->c.ns, s->files[i]->ino, held);
+	}
+	hold_dirs(s, held);
+}
+
 static void rolled_back(void *arg, int res)
 {
 	struct boundary_msg *b = arg;
 	struct session *s = b->s;
 
 	if (session_busy_end(s)) {
-		s->stepping = false;
-		commits_begin(s);
+		if (!res)
+			s->stepping = false;
+		else if (!s->stepping)
+			hold_all(s, false);
+		if (!s->stepping)
+			commits_begin(s);
 		if (res)
-			session_error(s, &b->req, res, "rollback failed: %s", strerror(-res));
+			session_error(s, &b->req, res,
+				      "rollback failed: %s; nothing has changed, try again",
+				      strerror(-res));
 		else {
 			session_reload_steps(s);
 			session_info_reply(s, &b->req);
@@ -312,7 +329,6 @@ static void rolled_back(void *arg, int res)
 void session_rollback(struct session *s, const struct moment_msg *msg)
 {
 	struct engine *e = s->e;
-	struct cache *c = &e->c;
 	struct boundary_msg *b;
 
 	if (s->nleases || e->reverting) {
@@ -327,13 +343,7 @@ void session_rollback(struct session *s, const struct moment_msg *msg)
 	}
 	b->s = s;
 	b->req = *msg;
-	for (uint32_t i = 0; i < s->nfiles; i++) {
-		if (!s->files[i])
-			continue;
-		s->files[i]->held = true;
-		ns_hold(c->ns, s->files[i]->ino, true);
-	}
-	hold_dirs(s, true);
+	hold_all(s, true);
 	session_busy_begin(s);
 	engine_revert(e, false, rolled_back, b);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_session.c - a session's messages, one by one: hello, register, list, remove, and what is no
+ * test_session.c - a session's messages, one by one: hello, register, list, and what is no
  * message: what they do, what they refuse and how they say so. By hand-made messages to an engine
  * in this process.
  */
@@ -627,39 +627,6 @@ static void test_list_paging(void **state)
 	assert_int_equal(n, N);
 }
 
-/* ---- remove ---- */
-
-static void test_remove(void **state)
-{
-	uint64_t used = pool_used();
-	struct ns_attr a;
-
-	(void)state;
-	assert_int_equal(wire_hello(&w, 0), 0);
-	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
-	assert_int_equal(reg(&w, 0, vec("b", 20000)), 0);
-	assert_int_equal(adv(&w, true, 0, 0, 1, 0), 0);
-	assert_int_equal(send_remove(0), -EBUSY);
-	assert_int_equal(adv(&w, false, 0, 0, 1, 0), 0);
-	do_step(1, 0, 1);
-	assert_int_equal(send_remove(2), -EINVAL);
-	assert_int_equal(send_remove(0), 0);
-	assert_int_equal(send_remove(0), -EINVAL);
-	assert_int_equal(ino_of("a"), 0);
-	assert_int_equal(adv(&w, true, 0, 0, 1, 0), -EINVAL);
-	assert_int_equal(reg(&w, 0, vec("a", 30)), 0);
-	assert_int_equal(reg_reply()->e[0].param, 2);
-	assert_int_equal(send_remove(2), 0);
-	/* A directory in which somebody put a file stays, with that file. */
-	assert_int_equal(ns_walk(engine_ns(e), "b", &a), 0);
-	assert_int_equal(ns_create(engine_ns(e), a.ino, "notes", 0644, 0, 0, false, &a), 0);
-	assert_int_equal(send_remove(1), 0);
-	assert_int_equal(ino_of("b/exp_avg"), 0);
-	assert_true(ino_of("b/notes") != 0);
-	assert_int_equal(wire_simple(&w, MOMENT_MSG_COMMIT, MOMENT_COMMIT_WAIT), 0);
-	assert_int_equal(pool_used(), used);
-}
-
 /* ---- what is no message ---- */
 
 static void test_malformed(void **state)
@@ -797,7 +764,6 @@ int main(void)
 		T(test_pins),
 		T(test_no_space),
 		T(test_list_paging),
-		T(test_remove),
 		T(test_malformed),
 		T(test_noise),
 	};

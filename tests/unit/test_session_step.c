@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_session_step.c - leases, hints, steps, commits and rollbacks of a session. By hand-made
- * messages to an engine in this process.
+ * test_session_step.c - leases, hints, steps, commits, rollbacks and removals of a session. By
+ * hand-made messages to an engine in this process.
  */
+#include <sqlite3.h>
+
+#include "engine/sqlite_fault.h"
 #include "session_fixture.h"
 
 /* ---- leases ---- */
@@ -548,6 +551,60 @@ static void test_torn_rollback_op(void **state)
 	assert_int_equal(pool_used(), used);
 }
 
+static sqlite3 *catalog_db;
+
+static int note_db(sqlite3 *db, char **err, const struct sqlite3_api_routines *api)
+{
+	(void)err;
+	(void)api;
+	catalog_db = db;
+	return SQLITE_OK;
+}
+
+/* A rollback that cannot read the catalog changes nothing, and works when that is cured. */
+static void test_rollback_fails(void **state)
+{
+	struct engine_opts o = {.ram = RAM,
+				.commit_seconds = ENGINE_COMMIT_OFF,
+				.vfs = "test_session_step",
+				.holder = "test_session"};
+	struct sqlite_fault *f;
+	struct engine_step_state st;
+	char err[1024];
+
+	(void)state;
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
+	stop(true);
+	assert_int_equal(sqlite_fault_create("test_session_step", &f), 0);
+	sqlite3_auto_extension((void (*)(void))note_db);
+	if (engine_open(dir, &o, &e, err, sizeof(err)))
+		fail_msg("%s", err);
+	attach(&w);
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
+	do_step(1, 0, 1);
+	assert_int_equal(wire_simple(&w, MOMENT_MSG_COMMIT, MOMENT_COMMIT_WAIT), 0);
+	do_step(2, 0, 2);
+	assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, 3), 0);
+	detach(&w);
+	sqlite3_cancel_auto_extension((void (*)(void))note_db);
+	assert_int_equal(sqlite3_db_release_memory(catalog_db), SQLITE_OK);
+	assert_int_equal(sqlite_fault_set(f, "error=EIO:1", NULL, 0), 0);
+	assert_int_equal(engine_call(e, ENGINE_ROLLBACK, 0, 0, 0, 0), -EIO);
+	engine_get_step(e, &st);
+	assert_true(st.torn);
+	assert_int_equal(byte_at("a/exp_avg", 50), 2);
+	assert_int_equal(sqlite_fault_set(f, "", NULL, 0), 0);
+	assert_int_equal(engine_call(e, ENGINE_ROLLBACK, 0, 0, 0, 0), 0);
+	assert_int_equal(byte_at("a/exp_avg", 50), 1);
+	xattr_is("a", "user.moment.step", "1");
+	assert_int_equal(engine_close(e, true), 0);
+	sqlite_fault_destroy(f);
+	start(false);
+	assert_int_equal(byte_at("a/exp_avg", 50), 1);
+}
+
 /* A reader's leases hold a rollback up, and what it gets meanwhile is never a mix-up. */
 static void test_reader_in_rollback(void **state)
 {
@@ -588,6 +645,39 @@ static void test_reader_in_rollback(void **state)
 	free(x);
 }
 
+/* ---- remove ---- */
+
+static void test_remove(void **state)
+{
+	uint64_t used = pool_used();
+	struct ns_attr a;
+
+	(void)state;
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
+	assert_int_equal(reg(&w, 0, vec("b", 20000)), 0);
+	assert_int_equal(adv(&w, true, 0, 0, 1, 0), 0);
+	assert_int_equal(send_remove(0), -EBUSY);
+	assert_int_equal(adv(&w, false, 0, 0, 1, 0), 0);
+	do_step(1, 0, 1);
+	assert_int_equal(send_remove(2), -EINVAL);
+	assert_int_equal(send_remove(0), 0);
+	assert_int_equal(send_remove(0), -EINVAL);
+	assert_int_equal(ino_of("a"), 0);
+	assert_int_equal(adv(&w, true, 0, 0, 1, 0), -EINVAL);
+	assert_int_equal(reg(&w, 0, vec("a", 30)), 0);
+	assert_int_equal(reg_reply()->e[0].param, 2);
+	assert_int_equal(send_remove(2), 0);
+	/* A directory in which somebody put a file stays, with that file. */
+	assert_int_equal(ns_walk(engine_ns(e), "b", &a), 0);
+	assert_int_equal(ns_create(engine_ns(e), a.ino, "notes", 0644, 0, 0, false, &a), 0);
+	assert_int_equal(send_remove(1), 0);
+	assert_int_equal(ino_of("b/exp_avg"), 0);
+	assert_true(ino_of("b/notes") != 0);
+	assert_int_equal(wire_simple(&w, MOMENT_MSG_COMMIT, MOMENT_COMMIT_WAIT), 0);
+	assert_int_equal(pool_used(), used);
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
@@ -605,7 +695,9 @@ int main(void)
 		T(test_rollback_of_new),
 		T(test_torn),
 		T(test_torn_rollback_op),
+		T(test_rollback_fails),
 		T(test_reader_in_rollback),
+		T(test_remove),
 	};
 
 	alarm(300); /* something hangs */
