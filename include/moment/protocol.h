@@ -23,6 +23,9 @@
  * granted only inside a step. All leases must be released before POST_STEP. If the connection ends
  * inside a step, or with PRE_STEP unanswered by POST_STEP, the state is torn: the next session must
  * ROLLBACK first (or ask for it in HELLO).
+ *
+ * A connection that never says HELLO is a waiter: when the daemon ends it gets one struct
+ * moment_reply with type 0, the result of the last commit as its status and a text when that failed.
  */
 #ifndef MOMENT_PROTOCOL_H
 #define MOMENT_PROTOCOL_H
