@@ -6,3 +6,6 @@
 ops=${MOMENT_RANDOM_OPS:-$([ -z "${SANITIZER:-}" ] && echo 100000 || echo 10000)}
 export TMPDIR=$tmp
 "$abs_builddir/tests/unit/test_random" --seeds 4 --ops "$ops"
+# Leases of a session, and many threads at once, for as long in proportion.
+"$abs_builddir/tests/unit/test_session_random" --seeds 4 --blocks $((ops / 10))
+"$abs_builddir/tests/unit/test_concurrent" --ops $((ops / 200))
