@@ -4,10 +4,11 @@
 # trainer with the engine in its own process. Whoever starts next must find, bit for bit, the state of one whole step,
 # no older than the last commit that had returned; training then goes on from it, and ends with the bits of an
 # undisturbed run.
-#	kill.sh [--kills N] [--seed N]		default: 50 kills; thousands take about a second each
+#	kill.sh [--kills N] [--seed N]		default: 12 kills, 50 with MOMENT_CRASH=full (tools/check)
 . "$(dirname "$0")/../functions.sh"
 
-kills=50 seed=$$
+kills=12 seed=$$
+[ "${MOMENT_CRASH:-}" != full ] || kills=50
 while [ $# -gt 0 ]; do
 	case $1 in
 	--kills) kills=$2 ;;
