@@ -180,7 +180,13 @@ static void name_was(struct file_model *f, const char *name)
 
 static bool allowed(int64_t r)
 {
-	return r >= 0 || (want_faults && (r == -EIO || r == -ENOSPC));
+	return r >= 0 || (want_faults && (r == -EIO || r == -ENOSPC || r == -EDQUOT));
+}
+
+/* A write or truncation of a plain file may find the pool full; nothing else may. */
+static bool allowed_write(int64_t r)
+{
+	return allowed(r) || (opts.size && r == -ENOSPC);
 }
 
 static int file_write(struct file_model *f)
@@ -209,7 +215,7 @@ static int file_write(struct file_model *f)
 		if (len > size - pos)
 			len = size - pos;
 		r = drive_op(ENGINE_WRITE, f->ino, pos, len, 0, (char *)buf + pos);
-		if (!allowed(r))
+		if (!allowed_write(r))
 			die("write: %s", strerror((int)-r));
 		ok = ok && r >= 0;
 		pos += len;
@@ -412,10 +418,15 @@ static void register_new(void)
 	if (!n)
 		return;
 	if (do_register(which, n, true)) {
-		if (!want_faults)
+		struct ns_attr a;
+
+		if (!want_faults && !(opts.size && client.reply.r.status == -ENOSPC))
 			die("register: %s", client_text());
-		for (int i = 0; i < n; i++)
+		for (int i = 0; i < n; i++) {
 			params[which[i]].state = P_NONE;
+			if (ns_peek(engine_ns(e), NS_ROOT, params[which[i]].name, &a) != -ENOENT)
+				die("%s was not registered, and is there", params[which[i]].name);
+		}
 		return;
 	}
 	for (int i = 0; i < n; i++) {
@@ -864,6 +875,7 @@ static void random_faults(void)
 		"read.error=EIO:0.1",
 		"sync.error=EIO:0.3",
 		"write.error=ENOSPC:0.2",
+		"write.error=EDQUOT:0.2",
 		"write.short=0.3,read.short=0.3",
 		"delay=2ms:0.2",
 		"read.flip=0.05",
@@ -1043,12 +1055,13 @@ int main(int argc, char **argv)
 	for (unsigned long done = 0, n = 0; done < cuts; done += LIVES, n++) {
 		opts = (struct engine_opts){.ram = 24ull * BLOCK,
 					    .block = BLOCK,
+					    .size = n % 4 == 1 ? 20u << 20 : 0, /* gets full */
 					    .commit_seconds = n % 3 ? ENGINE_COMMIT_OFF : 1,
 					    .io = io >= 0 ? (enum io_engine)io
 						  : n % 2 ? IO_THREADS
 							  : IO_AUTO};
-		printf("seed %llu, io=%s\n", (unsigned long long)(first + n),
-		       opts.io == IO_THREADS ? "threads" : "auto");
+		printf("seed %llu, io=%s%s\n", (unsigned long long)(first + n),
+		       opts.io == IO_THREADS ? "threads" : "auto", opts.size ? ", a small pool" : "");
 		fflush(stdout);
 		chain(first + n, cuts - done < LIVES ? cuts - done : LIVES, where);
 	}
