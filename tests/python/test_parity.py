@@ -7,7 +7,7 @@ import os
 
 import support
 import torch
-from support import Case, gradient, set_gradients, shapes_of, weights
+from support import Case, gradient, seed_of, set_gradients, shapes_of, weights
 
 import momentfs.torch
 
@@ -87,9 +87,14 @@ class Bits(Case):
         theirs = weights(shapes)
         plain = [{**g, "params": [p for _, p in g["params"]]} for g in groups(theirs)]
         torchs = torch.optim.AdamW(plain, foreach=False, **settings)
+        numbers = {n: gradient(0, n, s).reshape(-1) for n, s in shapes.items()}
+
+        def turned(step, n):  # still of (step, name) alone, and many times cheaper than new ones
+            return numbers[n].roll(seed_of(step, n) % numbers[n].numel()).reshape(shapes[n])
+
         for step in range(1, steps + 1):
             lr = 1e-3 * min(1.0, step / 100)
-            grads = {n: gradient(step, n, s) for n, s in shapes.items()}
+            grads = {n: turned(step, n) for n in shapes}
             for opt in (*opts.values(), torchs):
                 for g in opt.param_groups:
                     g["lr"] = lr
