@@ -39,9 +39,10 @@ for io in auto threads; do
 	"$client" verify "$back" "$mnt" "$seed" "$tmp/state" || fail "verify after a remount, io=$io"
 
 	for how in hold fork; do
+		rm -f "$tmp/out"
 		"$client" "$how" "$back" "$seed" "$tmp/state" >"$tmp/out" &
 		pid=$!
-		retry 20 grep -q holding "$tmp/out" || fail "it never held its leases"
+		retry 20 grep -qs holding "$tmp/out" || fail "it never held its leases"
 		child=$(cut -s -d' ' -f2 "$tmp/out")
 		read -r n leases torn <<<"$(sessions)"
 		[ "$n" = 1 ] && [ "$leases" -ge 6 ] && [ "$torn" = False ] || fail "holding: $(sessions)"
