@@ -230,7 +230,9 @@ struct file *file_get(
 void file_free(struct cache *c, struct file *f);
 int file_load_map(struct cache *c, struct file *f, const struct extent *map, uint32_t n,
 		  uint64_t seq);
-struct slot *file_slot(struct file *f, uint32_t n);			  /* NULL: never touched */
+struct slot *file_slot(struct file *f, uint32_t n); /* NULL: never touched */
+struct slot *file_slot_next(struct file *f,
+			    uint32_t *n); /* the first that was touched, from *n on */
 struct slot *file_slot_make(struct cache *c, struct file *f, uint32_t n); /* NULL: no memory */
 uint64_t file_size_max(const struct cache *c); /* by what a map can hold */
 uint32_t file_nblocks(const struct cache *c, const struct file *f);
@@ -270,7 +272,7 @@ int space_wait(struct cache *c, struct waiter *w, uint32_t len, bool kept);
 int space_grow(struct cache *c, uint64_t need); /* 0: started or under way; -ENOSPC */
 void space_wake(struct cache *c);
 
-/* ---- cache.c: blocks ---- */
+/* ---- block.c ---- */
 const char *block_state_name(enum block_state s);
 void block_set_state(struct block *b, enum block_state s);
 void block_wait(struct block *b, struct waiter *w);
@@ -280,6 +282,20 @@ bool block_busy(const struct block *
 void block_drop(struct block *b);		 /* not busy; content is lost, memory freed */
 uint32_t block_write_len(const struct block *b); /* bytes that a write-back writes */
 
+struct block *block_new(struct cache *c, struct file *f, struct slot *s, uint32_t n);
+void block_remove(struct block *b, bool evicted); /* nobody uses or awaits it */
+/*
+ * Of blocks n .. stop - 1: what is only queued to be written is not to be any more, what a commit
+ * waits for is written now. The first that is busy all the same, to be waited for; NULL: all are
+ * idle.
+ */
+struct block *file_settle(struct file *f, uint32_t n, uint32_t stop);
+/* Blocks n .. stop - 1, all idle, become holes; with `keep` they keep their places. */
+void file_holes(struct cache *c, struct file *f, uint32_t n, uint32_t stop, bool keep);
+void file_unkeep(struct cache *c, struct file *f,
+		 uint32_t n); /* from block n on, no second place any more */
+
+/* ---- cache.c: who gets blocks ---- */
 /* Asks for blocks; done() runs on the loop thread, maybe at once. All or nothing. */
 void cache_get(struct cache *c, struct get *g);
 bool cache_get_cancel(

@@ -75,6 +75,15 @@ struct slot *file_slot(struct file *f, uint32_t n)
 	return &f->slots[chunk][n % SLOT_CHUNK];
 }
 
+struct slot *file_slot_next(struct file *f, uint32_t *n)
+{
+	for (; *n / SLOT_CHUNK < f->nslots; *n = (*n / SLOT_CHUNK + 1) * SLOT_CHUNK) {
+		if (f->slots[*n / SLOT_CHUNK])
+			return &f->slots[*n / SLOT_CHUNK][*n % SLOT_CHUNK];
+	}
+	return NULL;
+}
+
 struct slot *file_slot_make(struct cache *c, struct file *f, uint32_t n)
 {
 	uint32_t chunk = n / SLOT_CHUNK;

@@ -240,56 +240,16 @@ static void op_write(struct engine *e, struct engine_op *op)
 
 /* ---- truncate, punch, drop ---- */
 
-/* The first busy block from n to before `stop`, or NULL. */
-static struct block *find_busy(struct file *f, uint32_t n, uint32_t stop)
-{
-	for (uint32_t i = n; i < stop && i / SLOT_CHUNK < f->nslots; i++) {
-		struct slot *s = file_slot(f, i);
-
-		if (!s)
-			i |= SLOT_CHUNK - 1; /* the whole chunk is untouched */
-		else if (s->b && block_busy(s->b))
-			return s->b;
-	}
-	return NULL;
-}
-
 /* True: waits for a busy block, run->resume will be called. */
 static bool wait_busy(struct op_run *r, uint32_t n, uint32_t stop)
 {
-	struct block *b = find_busy(r->f, n, stop);
+	struct block *b = file_settle(r->f, n, stop);
 
 	if (!b)
 		return false;
-	if (list_linked(&b->write_link) && !b->frozen)
-		list_remove(&b->write_link); /* only queued: not to be written any more */
-	if (b->frozen && b->state == BLOCK_DIRTY)
-		block_write(b, true);
-	if (!block_busy(b))
-		return wait_busy(r, n, stop);
 	r->w.wake = run_wake;
 	block_wait(b, &r->w);
 	return true;
-}
-
-/* Blocks n .. stop-1 become holes; none is busy. */
-static void make_holes(struct cache *c, struct file *f, uint32_t n, uint32_t stop, bool keep)
-{
-	for (uint32_t i = n; i < stop && i / SLOT_CHUNK < f->nslots; i++) {
-		struct slot *s = file_slot(f, i);
-
-		if (!s) {
-			i |= SLOT_CHUNK - 1;
-			continue;
-		}
-		if (s->b)
-			block_drop(s->b);
-		slot_drop_live(c, f, s, i);
-		if (!keep)
-			s->keep = false;
-		slot_trim(c, s);
-		slot_account(c, f, i);
-	}
 }
 
 static void truncate_resume(struct op_run *r)
@@ -307,7 +267,7 @@ static void truncate_resume(struct op_run *r)
 			return;
 		cache_quiet(c);
 		f->size = size;
-		make_holes(c, f, n + (part ? 1 : 0), UINT32_MAX, false);
+		file_holes(c, f, n + (part ? 1 : 0), UINT32_MAX, false);
 		s = part ? file_slot(f, n) : NULL;
 		if (s && !extent_is_hole(&s->live) && s->live.valid > part)
 			s->live.valid = part;
@@ -338,7 +298,7 @@ static void punch_resume(struct op_run *r)
 		if (wait_busy(r, n, stop))
 			return;
 		cache_quiet(c);
-		make_holes(c, f, n, stop, true);
+		file_holes(c, f, n, stop, true);
 		cache_loud(c);
 	}
 	file_changed(c, f);
@@ -400,7 +360,7 @@ static void drop_resume(struct op_run *r)
 	if (wait_busy(r, 0, UINT32_MAX))
 		return;
 	cache_quiet(c);
-	make_holes(c, f, 0, UINT32_MAX, false);
+	file_holes(c, f, 0, UINT32_MAX, false);
 	freed_move(&c->orphans, &f->frees);
 	file_free(c, f);
 	cache_loud(c);

@@ -95,21 +95,6 @@ static void revert_done(struct loop_work *w)
 	revert_end(r);
 }
 
-/* Nobody needs two places a block any more. */
-static void release_places(struct cache *c, struct file *f)
-{
-	for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
-		struct slot *s = file_slot(f, i);
-
-		if (!s) {
-			i |= SLOT_CHUNK - 1;
-			continue;
-		}
-		s->keep = false;
-		slot_trim(c, s);
-	}
-}
-
 /* The committed maps in place of what was forgotten. */
 static void revert_load(struct revert *r)
 {
@@ -152,7 +137,7 @@ static void revert_load(struct revert *r)
 			ns_hold(c->ns, f->ino, false);
 			if (!f->session) { /* its session died */
 				ns_unregister(c->ns, f->ino);
-				release_places(c, f);
+				file_unkeep(c, f, 0);
 			}
 		}
 	}
@@ -189,16 +174,11 @@ static void forget(struct revert *r)
 		list_for_each(l, &c->files[h])
 		{
 			struct file *f = list_entry(l, struct file, hash_link);
+			struct slot *s;
 
 			if (!affected(r, f))
 				continue;
-			for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
-				struct slot *s = file_slot(f, i);
-
-				if (!s) {
-					i |= SLOT_CHUNK - 1;
-					continue;
-				}
+			for (uint32_t i = 0; (s = file_slot_next(f, &i)); i++) {
 				if (s->b)
 					block_drop(s->b);
 				if (!f->session)
@@ -262,20 +242,11 @@ static bool wait_idle(struct revert *r)
 		list_for_each(l, &c->files[h])
 		{
 			struct file *f = list_entry(l, struct file, hash_link);
+			struct block *b = affected(r, f) ? file_settle(f, 0, UINT32_MAX) : NULL;
 
-			for (uint32_t i = 0; affected(r, f) && i < f->nslots * SLOT_CHUNK; i++) {
-				struct slot *s = file_slot(f, i);
-
-				if (!s) {
-					i |= SLOT_CHUNK - 1;
-				} else if (s->b) {
-					list_remove(
-						&s->b->write_link); /* not to be written any more */
-					if (block_busy(s->b)) {
-						block_wait(s->b, &r->w);
-						return true;
-					}
-				}
+			if (b) {
+				block_wait(b, &r->w);
+				return true;
 			}
 		}
 	}

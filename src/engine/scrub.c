@@ -98,14 +98,9 @@ static void scrub_next(struct scrub_run *r)
 
 	for (; !r->stop && r->i < r->n; r->i++, r->block = 0) {
 		struct file *f = file_find(c, r->inos[r->i]);
+		struct slot *s;
 
-		for (; f && r->block < f->nslots * SLOT_CHUNK; r->block++) {
-			struct slot *s = file_slot(f, r->block);
-
-			if (!s) {
-				r->block |= SLOT_CHUNK - 1;
-				continue;
-			}
+		for (; f && (s = file_slot_next(f, &r->block)); r->block++) {
 			if (extent_is_hole(&s->live) || (s->b && s->b->state == BLOCK_WRITING))
 				continue;
 			r->x = s->live;

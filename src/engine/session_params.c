@@ -44,21 +44,10 @@ static void unregister_file(struct session *s, uint32_t handle)
 	}
 	f->session = NULL;
 	f->pinned = false;
-	for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
-		struct slot *slot = file_slot(f, i);
-
-		if (!slot) {
-			i |= SLOT_CHUNK - 1;
-			continue;
-		}
-		/* Held: torn. A rollback lets it go. */
-		if (!f->held) {
-			slot->keep = false;
-			slot_trim(c, slot);
-		}
-	}
-	if (!f->held)
+	if (!f->held) { /* held: torn, and a rollback lets it go */
+		file_unkeep(c, f, 0);
 		ns_unregister(c->ns, f->ino);
+	}
 	ns_forget(c->ns, f->ino, 1);
 }
 

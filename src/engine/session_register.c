@@ -10,134 +10,17 @@
  * .tier; the parameter's directory has name, shape, step and hyper.
  */
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/names.h"
-#include "engine/session.h"
-
-#define SHAPE_TEXT (MOMENT_NDIM_MAX * 21 + 3) /* "[", numbers of up to 20 digits, "," or "]" */
-
-struct entry {
-	const struct moment_reg_entry *m;
-	const uint64_t *shape;
-	const char *name, *hyper;
-	char dirname[NAMES_MAX + 1];
-	char label[128]; /* the name, for messages */
-	uint64_t dir;
-	bool made;
-	uint64_t pinned; /* bytes of memory */
-	uint64_t step;
-	uint64_t ino[MOMENT_ROLES]; /* 0: does not have it */
-	bool made_file[MOMENT_ROLES];
-	bool ref[MOMENT_ROLES]; /* a reference is held */
-	bool registered[MOMENT_ROLES];
-	struct file *f[MOMENT_ROLES];
-};
-
-struct reg {
-	struct session *s;
-	struct moment_msg *msg; /* a copy */
-	uint32_t flags, n;
-	struct entry *e;
-	struct waiter w;
-	struct commit_wait cw;
-	/* where reserving has got to */
-	uint32_t i, block;
-	unsigned int role;
-	uint64_t reserved, need;
-	uint64_t pinned;
-	char err[768];
-};
+#include "engine/session_reg.h"
 
 static void reg_free(struct reg *r)
 {
 	free(r->msg);
 	free(r->e);
 	free(r);
-}
-
-__attribute__((format(printf, 3, 4))) static int fail(struct reg *r, int res, const char *fmt, ...)
-{
-	va_list ap;
-
-	va_start(ap, fmt);
-	vsnprintf(r->err, sizeof(r->err), fmt, ap);
-	va_end(ap);
-	return res;
-}
-
-/* ---- reading the message ---- */
-
-static int parse_entry(struct reg *r, struct entry *e, const char *at, size_t left)
-{
-	const struct moment_reg_entry *m = (const struct moment_reg_entry *)at;
-	uint64_t numel = 1;
-	bool any = false;
-	size_t want;
-	int k;
-
-	if (left < sizeof(*m) || m->size % 8 || m->size > left || m->ndim > MOMENT_NDIM_MAX ||
-	    m->name_len > left || m->hyper_len > left)
-		return fail(r, -EPROTO, "register: a malformed entry");
-	want = sizeof(*m) + m->ndim * sizeof(uint64_t) + m->name_len + m->hyper_len;
-	if (m->size < want)
-		return fail(r, -EPROTO, "register: an entry shorter than its parts");
-	e->m = m;
-	e->shape = (const uint64_t *)(m + 1);
-	e->name = (const char *)(e->shape + m->ndim);
-	e->hyper = e->name + m->name_len;
-	snprintf(e->label, sizeof(e->label), "%.*s%s", (int)min_u64(m->name_len, 100), e->name,
-		 m->name_len > 100 ? "..." : "");
-	k = names_encode(e->name, m->name_len, e->dirname);
-	if (k)
-		return fail(r, k, "parameter name \"%s\": empty, or with a NUL byte in it",
-			    e->label);
-	for (uint32_t d = 0; d < m->ndim; d++) {
-		if (__builtin_mul_overflow(numel, e->shape[d], &numel))
-			return fail(r, -EFBIG,
-				    "parameter %s: its shape has more than 2^64 elements",
-				    e->label);
-	}
-	if (numel != m->numel)
-		return fail(r, -EINVAL,
-			    "parameter %s: its shape has %llu elements, numel says %llu", e->label,
-			    (unsigned long long)numel, (unsigned long long)m->numel);
-	for (k = 0; k < MOMENT_ROLES; k++) {
-		if (m->dtype[k] == NO_DTYPE)
-			continue;
-		if (m->dtype[k] >= SESSION_DTYPES)
-			return fail(r, -EINVAL, "parameter %s: unknown dtype %u of %s", e->label,
-				    m->dtype[k], session_role[k]);
-		if (numel > file_size_max(&r->s->e->c) / session_dtype[m->dtype[k]].size)
-			return fail(
-				r, -EFBIG,
-				"parameter %s: %llu elements make a file above the largest of %llu bytes",
-				e->label, (unsigned long long)numel,
-				(unsigned long long)file_size_max(&r->s->e->c));
-		any = true;
-	}
-	if (!any)
-		return fail(r, -EINVAL, "parameter %s: no array asked for", e->label);
-	return 0;
-}
-
-static uint64_t file_bytes(const struct entry *e, unsigned int role)
-{
-	return e->m->numel * session_dtype[e->m->dtype[role]].size;
-}
-
-static void shape_text(const struct entry *e, char out[SHAPE_TEXT])
-{
-	size_t n = 0;
-
-	n += (size_t)snprintf(out, SHAPE_TEXT, "[");
-	for (uint32_t d = 0; d < e->m->ndim; d++)
-		n += (size_t)snprintf(out + n, SHAPE_TEXT - n, "%s%llu", d ? "," : "",
-				      (unsigned long long)e->shape[d]);
-	snprintf(out + n, SHAPE_TEXT - n, "]");
 }
 
 /* Of a file of `size` bytes: its blocks, and the bytes in block n as its place on disk has them. */
@@ -150,118 +33,6 @@ static uint32_t size_place(const struct cache *c, uint64_t size, uint32_t n)
 {
 	return (uint32_t)round_up_u64(min_u64(c->block, size - (uint64_t)n * c->block),
 				      MOMENT_UNIT);
-}
-
-/* ---- checking ---- */
-
-static int check_existing(struct reg *r, struct entry *e)
-{
-	struct ns *ns = r->s->e->c.ns;
-	char want[SHAPE_TEXT], have[SHAPE_TEXT], *name;
-	struct ns_attr a;
-	int64_t n;
-	bool fresh = r->flags & MOMENT_REG_FRESH;
-
-	name = malloc(NS_XATTR_VALUE_MAX);
-	if (!name)
-		return fail(r, -ENOMEM, "register: out of memory");
-	n = ns_getxattr(ns, e->dir, "user.moment.name", name, NS_XATTR_VALUE_MAX);
-	if (n >= 0 && ((uint64_t)n != e->m->name_len || memcmp(name, e->name, (size_t)n))) {
-		free(name);
-		return fail(r, -EEXIST,
-			    "parameter %s: params/%s belongs to a parameter of another name",
-			    e->label, e->dirname);
-	}
-	free(name);
-	if (n < 0 && !fresh)
-		return fail(
-			r, -EINVAL,
-			"params/%s was made by other programs and does not say what it holds: set its attributes "
-			"(user.moment.name, .shape; .dtype of its files), move it away, or ask for a fresh state",
-			e->dirname);
-	if (!fresh) {
-		shape_text(e, want);
-		session_get_text(ns, e->dir, "user.moment.shape", have, sizeof(have));
-		if (strcmp(want, have))
-			return fail(
-				r, -EINVAL,
-				"parameter %s: its shape is %s, the state on disk is of shape %s",
-				e->label, want, have);
-	}
-	session_get_text(ns, e->dir, "user.moment.step", have, sizeof(have));
-	e->step = strtoull(have, NULL, 10);
-	for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
-		bool wanted = e->m->dtype[k] != NO_DTYPE;
-		int x = ns_peek(ns, e->dir, session_role[k], &a);
-
-		if (x == -ENOENT) {
-			if (wanted && !fresh)
-				return fail(r, -EINVAL, "parameter %s: the state on disk has no %s",
-					    e->label, session_role[k]);
-			continue;
-		}
-		if (x)
-			return fail(r, x, "parameter %s: %s: %s", e->label, session_role[k],
-				    strerror(-x));
-		if (!wanted && !fresh)
-			return fail(
-				r, -EINVAL,
-				"parameter %s: the state on disk has %s too, which was not asked for",
-				e->label, session_role[k]);
-		if (!wanted)
-			continue;
-		if (!S_ISREG(a.mode))
-			return fail(r, -EINVAL, "params/%s/%s is not a file", e->dirname,
-				    session_role[k]);
-		if (file_find(&r->s->e->c, a.ino) && file_find(&r->s->e->c, a.ino)->session == r->s)
-			return fail(r, -EINVAL, "parameter %s is registered already", e->label);
-		e->ino[k] = a.ino;
-		session_get_text(ns, a.ino, "user.moment.dtype", have, sizeof(have));
-		if (!fresh && (strcmp(have, session_dtype[e->m->dtype[k]].name) ||
-			       a.size != file_bytes(e, k)))
-			return fail(
-				r, -EINVAL,
-				"parameter %s: %s on disk is %s with %llu bytes, asked for is %s with %llu",
-				e->label, session_role[k], have[0] ? have : "of no known dtype",
-				(unsigned long long)a.size, session_dtype[e->m->dtype[k]].name,
-				(unsigned long long)file_bytes(e, k));
-	}
-	return 0;
-}
-
-static int check(struct reg *r)
-{
-	struct ns *ns = r->s->e->c.ns;
-	bool must = (r->flags & MOMENT_REG_EXIST) || r->s->readonly;
-
-	for (uint32_t i = 0; i < r->n; i++) {
-		struct entry *e = &r->e[i];
-		struct ns_attr a;
-		int x;
-
-		for (uint32_t k = 0; k < i; k++) {
-			if (!strcmp(r->e[k].dirname, e->dirname))
-				return fail(r, -EINVAL, "parameter %s is named twice", e->label);
-		}
-		x = ns_peek(ns, NS_ROOT, e->dirname, &a);
-		if (x == -ENOENT) {
-			if (must)
-				return fail(r, -ENOENT, "parameter %s has no state in %s", e->label,
-					    r->s->e->path);
-			continue;
-		}
-		if (x || !S_ISDIR(a.mode))
-			return fail(r, x ? x : -ENOTDIR, "params/%s is not a directory",
-				    e->dirname);
-		if (r->flags & MOMENT_REG_NEW)
-			return fail(r, -EEXIST, "parameter %s has a state in %s already", e->label,
-				    r->s->e->path);
-		e->dir = a.ino;
-		x = check_existing(r, e);
-		if (x)
-			return x;
-	}
-	return 0;
 }
 
 /* ---- making ---- */
@@ -281,7 +52,7 @@ static int set_attrs(struct reg *r, struct entry *e)
 	};
 	int x;
 
-	shape_text(e, shape);
+	reg_shape(e, shape);
 	dir[1].size = strlen(shape);
 	x = ns_set_moment(ns, e->dir, dir, e->m->hyper_len ? 4 : 3);
 	for (unsigned int k = 0; k < MOMENT_ROLES && !x; k++) {
@@ -301,52 +72,27 @@ static int set_attrs(struct reg *r, struct entry *e)
 	}
 	if (!x)
 		x = ns_make_meta(ns, e->dir);
-	return x ? fail(r, x, "parameter %s: its attributes cannot be set: %s", e->label,
-			strerror(-x))
+	return x ? reg_error(r, x, "parameter %s: its attributes cannot be set: %s", e->label,
+			     strerror(-x))
 		 : 0;
 }
 
 /* True: a block of the file is busy, the waiter will be woken. */
 static bool wait_idle(struct reg *r, struct file *f)
 {
-	for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
-		struct slot *s = file_slot(f, i);
+	struct block *b = file_settle(f, 0, UINT32_MAX);
 
-		if (!s) {
-			i |= SLOT_CHUNK - 1;
-		} else if (s->b) {
-			if (!s->b->frozen)
-				list_remove(&s->b->write_link);
-			else
-				block_write(s->b, true);
-			if (block_busy(s->b)) {
-				block_wait(s->b, &r->w);
-				return true;
-			}
-		}
-	}
-	return false;
+	if (b)
+		block_wait(b, &r->w);
+	return b != NULL;
 }
 
 /* The file becomes zeros of the right size. It is idle, and what that needs is reserved. */
 static void make_zeros(struct cache *c, struct file *f, uint64_t size)
 {
 	cache_quiet(c);
-	for (uint32_t i = 0; i < f->nslots * SLOT_CHUNK; i++) {
-		struct slot *s = file_slot(f, i);
-
-		if (!s) {
-			i |= SLOT_CHUNK - 1;
-			continue;
-		}
-		if (s->b)
-			block_drop(s->b);
-		slot_drop_live(c, f, s, i);
-		if (i >= size_blocks(c, size))
-			s->keep = false;
-		slot_trim(c, s);
-		slot_account(c, f, i);
-	}
+	file_holes(c, f, 0, UINT32_MAX, true);
+	file_unkeep(c, f, size_blocks(c, size));
 	f->size = size;
 	file_changed(c, f);
 	file_publish(c, f, true);
@@ -364,31 +110,31 @@ static int make_file(struct reg *r, struct entry *e, unsigned int k)
 		x = ns_create(c->ns, e->dir, session_role[k], 0600, s->opts.uid, s->opts.gid, true,
 			      &a);
 		if (x)
-			return fail(r, x, "parameter %s: cannot make %s: %s", e->label,
-				    session_role[k], strerror(-x));
+			return reg_error(r, x, "parameter %s: cannot make %s: %s", e->label,
+					 session_role[k], strerror(-x));
 		e->ino[k] = a.ino;
 		e->made_file[k] = true;
 	} else {
 		x = ns_lookup(c->ns, e->dir, session_role[k], &a);
 		if (x)
-			return fail(r, x, "parameter %s: %s: %s", e->label, session_role[k],
-				    strerror(-x));
+			return reg_error(r, x, "parameter %s: %s: %s", e->label, session_role[k],
+					 strerror(-x));
 	}
 	e->ref[k] = true;
 	e->f[k] = file_get(c, a.ino);
 	if (!e->f[k])
-		return fail(r, -ENOMEM, "register: out of memory");
+		return reg_error(r, -ENOMEM, "register: out of memory");
 	if (s->readonly)
 		return 0;
 	x = e->f[k]->session ? -EBUSY : ns_register(c->ns, a.ino);
 	if (x)
-		return fail(r, x,
-			    "params/%s/%s is open for writing in another program: close it first",
-			    e->dirname, session_role[k]);
+		return reg_error(
+			r, x, "params/%s/%s is open for writing in another program: close it first",
+			e->dirname, session_role[k]);
 	e->registered[k] = true;
 	e->f[k]->session = s;
 	if (e->made_file[k]) {
-		e->f[k]->size = file_bytes(e, k);
+		e->f[k]->size = reg_bytes(e, k);
 		file_changed(c, e->f[k]);
 		file_publish(c, e->f[k], true);
 	}
@@ -411,8 +157,8 @@ static int make(struct reg *r)
 			x = ns_mkdir(c->ns, NS_ROOT, e->dirname, 0755, s->opts.uid, s->opts.gid,
 				     false, &a);
 			if (x)
-				return fail(r, x, "parameter %s: cannot make params/%s: %s",
-					    e->label, e->dirname, strerror(-x));
+				return reg_error(r, x, "parameter %s: cannot make params/%s: %s",
+						 e->label, e->dirname, strerror(-x));
 			e->dir = a.ino;
 			e->made = true;
 		}
@@ -438,17 +184,8 @@ static void undo(struct reg *r)
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			struct file *f = e->f[k];
 
-			for (uint32_t b = 0; e->registered[k] && b < f->nslots * SLOT_CHUNK; b++) {
-				struct slot *slot = file_slot(f, b);
-
-				if (!slot) {
-					b |= SLOT_CHUNK - 1;
-					continue;
-				}
-				slot->keep = false;
-				slot_trim(c, slot);
-			}
 			if (e->registered[k]) {
+				file_unkeep(c, f, 0);
 				f->pinned = false;
 				f->session = NULL;
 				ns_unregister(c->ns, e->ino[k]);
@@ -489,12 +226,12 @@ static int check_pins(struct reg *r)
 			continue;
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			if (r->e[i].f[k])
-				r->e[i].pinned += pin_bytes(c, file_bytes(&r->e[i], k));
+				r->e[i].pinned += pin_bytes(c, reg_bytes(&r->e[i], k));
 		}
 		r->pinned += r->e[i].pinned;
 	}
 	if (s->pinned + r->pinned > room)
-		return fail(
+		return reg_error(
 			r, -ENOMEM,
 			"state that is to stay in RAM does not fit: %llu MiB pinned, room for %llu MiB in a RAM tier of "
 			"%llu MiB, %llu MiB are missing: use a larger ram= or offload more",
@@ -520,7 +257,7 @@ static uint64_t still_needed(struct reg *r)
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			struct file *f = r->e[i].f[k];
 
-			uint64_t size = f ? file_bytes(&r->e[i], k) : 0;
+			uint64_t size = f ? reg_bytes(&r->e[i], k) : 0;
 
 			for (uint32_t b = 0; b < size_blocks(c, size); b++) {
 				struct slot *slot = file_slot(f, b);
@@ -597,6 +334,24 @@ static int reserve_file(struct reg *r, struct file *f, uint64_t size)
 	return 0;
 }
 
+static void no_space(struct reg *r, int x, const struct entry *e)
+{
+	struct engine *en = r->s->e;
+	uint64_t need = still_needed(r);
+	struct pool_info pi;
+
+	pool_get_info(en->pool, &pi);
+	reg_error(
+		r, x,
+		"not enough disk space under %s for parameter %s and what follows: %llu bytes (%llu MiB) more are "
+		"needed (state is kept twice), %llu (%llu MiB) are free%s%s; nothing was made",
+		en->path, e->label, (unsigned long long)need, (unsigned long long)need >> 20,
+		(unsigned long long)pi.available, (unsigned long long)pi.available >> 20,
+		pi.limit ? " within size=" : "",
+		need <= pi.available ? ", but in runs that are too short: make room, or raise size="
+				     : "");
+}
+
 static void reserve(struct waiter *w)
 {
 	struct reg *r = container_of(w, struct reg, w);
@@ -615,22 +370,11 @@ static void reserve(struct waiter *w)
 
 			if (!f)
 				continue;
-			x = reserve_file(r, f, file_bytes(e, r->role));
+			x = reserve_file(r, f, reg_bytes(e, r->role));
 			if (x == 1)
 				return;
 			if (x) {
-				struct pool_info pi;
-				uint64_t need = still_needed(r);
-
-				pool_get_info(c->pool, &pi);
-				fail(r, x,
-				     "not enough disk space under %s for parameter %s and what follows: %llu bytes (%llu MiB) "
-				     "more are needed (state is kept twice), %llu (%llu MiB) are free%s; nothing was made",
-				     s->e->path, e->label, (unsigned long long)need,
-				     (unsigned long long)need >> 20,
-				     (unsigned long long)pi.available,
-				     (unsigned long long)pi.available >> 20,
-				     pi.limit ? " within size=" : "");
+				no_space(r, x, e);
 				reg_fail(r, x);
 				return;
 			}
@@ -646,10 +390,11 @@ static void committed(struct commit_wait *w, int res)
 	struct reg *r = container_of(w, struct reg, cw);
 
 	if (res)
-		fail(r, res,
-		     "the parameters are made, but the commit that records them failed: %s; cure the drive "
-		     "(momentctl status has the details) and register again",
-		     strerror(-res));
+		reg_error(
+			r, res,
+			"the parameters are made, but the commit that records them failed: %s; cure the drive "
+			"(momentctl status has the details) and register again",
+			strerror(-res));
 	if (res || r->s->dead)
 		reg_fail(r, res ? res : -ECANCELED);
 	else
@@ -680,7 +425,7 @@ static int fresh(struct reg *r)
 			continue;
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			if (e->f[k])
-				make_zeros(c, e->f[k], file_bytes(e, k));
+				make_zeros(c, e->f[k], reg_bytes(e, k));
 			else if (!ns_peek(c->ns, e->dir, session_role[k], &a) && S_ISREG(a.mode))
 				ns_unlink(c->ns, e->dir, session_role[k]);
 		}
@@ -765,10 +510,10 @@ static void reply_done(struct reg *r)
 		sizeof(struct moment_register_reply) + r->n * sizeof(struct moment_reg_reply_entry);
 	struct moment_register_reply *m = calloc(1, len);
 	struct pool_info pi;
-	int x = m ? 0 : fail(r, -ENOMEM, "register: out of memory");
+	int x = m ? 0 : reg_error(r, -ENOMEM, "register: out of memory");
 
 	if (!x && take_handles(r, m))
-		x = fail(r, -ENOMEM, "register: out of memory");
+		x = reg_error(r, -ENOMEM, "register: out of memory");
 	if (x) {
 		free(m);
 		reg_fail(r, x);
@@ -828,10 +573,10 @@ static void reply_check(struct reg *r)
 static void proceed(struct reg *r)
 {
 	struct session *s = r->s;
-	int x = s->dead ? fail(r, -ECANCELED, "the session has ended") : 0;
+	int x = s->dead ? reg_error(r, -ECANCELED, "the session has ended") : 0;
 
 	if (!x)
-		x = check(r);
+		x = reg_check(r);
 	if (!x && (r->flags & MOMENT_REG_CHECK)) {
 		reply_check(r);
 		return;
@@ -889,7 +634,7 @@ void session_register(struct session *s, const struct moment_msg *msg)
 	session_busy_begin(s);
 	s->registering++;
 	for (uint32_t i = 0; i < r->n && !x; i++) {
-		x = parse_entry(r, &r->e[i], (const char *)r->msg + at, msg->len - at);
+		x = reg_parse(r, &r->e[i], (const char *)r->msg + at, msg->len - at);
 		if (!x)
 			at += r->e[i].m->size;
 	}
