@@ -204,6 +204,7 @@ struct cache {
 	struct loop_work grow_work;
 	bool growing;
 	int grow_error; /* of the last growth */
+	int space_error; /* while waiters for space are woken: why the commit that should give it failed */
 
 	struct loop_timer retry; /* after write errors */
 

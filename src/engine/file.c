@@ -413,6 +413,8 @@ int space_wait(struct cache *c, struct waiter *w, uint32_t len, bool kept)
 			/* The host is full or the limit reached: what was freed comes back with a
 			 * commit. */
 			if (!committing && commit_frees_pending(c)) {
+				if (c->space_error)
+					return c->space_error;
 				commit_start(c);
 				committing = commit_running(c);
 			}

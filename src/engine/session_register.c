@@ -356,7 +356,6 @@ static void reserve(struct waiter *w)
 {
 	struct reg *r = container_of(w, struct reg, w);
 	struct session *s = r->s;
-	struct cache *c = &s->e->c;
 
 	if (s->dead) {
 		reg_fail(r, -ECANCELED);
