@@ -213,7 +213,10 @@ static void finish(struct commit *m, int res)
 		list_remove(&w->link);
 		w->wake(w);
 	}
+	/* Those whom it should have given room must not ask for the next one at once, for ever. */
+	c->space_error = res;
 	space_wake(c);
+	c->space_error = 0;
 	if (!list_empty(&m->next))
 		commit_start(c);
 	cache_pump(c);

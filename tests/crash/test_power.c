@@ -78,7 +78,8 @@ static char dir[300];
 static struct engine_opts opts;
 static bool stepping, with_faults = true, faulty;
 static bool want_faults; /* errors may come from the drive now */
-static uint64_t stats_cuts, stats_under_way, stats_commits, stats_rollbacks, stats_torn, stats_faults;
+static uint64_t stats_cuts, stats_under_way, stats_commits, stats_rollbacks, stats_torn, stats_faults,
+	stats_full;
 
 static uint64_t bytes_of(const struct param_model *p)
 {
@@ -186,6 +187,8 @@ static bool allowed(int64_t r)
 /* A write or truncation of a plain file may find the pool full; nothing else may. */
 static bool allowed_write(int64_t r)
 {
+	if (opts.size && r == -ENOSPC)
+		stats_full++;
 	return allowed(r) || (opts.size && r == -ENOSPC);
 }
 
@@ -220,8 +223,10 @@ static int file_write(struct file_model *f)
 		ok = ok && r >= 0;
 		pos += len;
 	}
-	if (!ok)
+	if (!ok) {
+		f->now.vmin = 0; /* what failed may have left holes */
 		return -EIO;
+	}
 	f->now.smin = f->now.smin > size ? f->now.smin : size;
 	if (size < f->now.smax || below(4) == 0) {
 		int64_t r;
@@ -422,8 +427,10 @@ static void register_new(void)
 
 		if (!want_faults && !(opts.size && client.reply.r.status == -ENOSPC))
 			die("register: %s", client_text());
+		stats_full += opts.size != 0;
 		for (int i = 0; i < n; i++) {
-			params[which[i]].state = P_NONE;
+			/* A commit may have passed by and recorded it, before it was undone. */
+			params[which[i]].state = P_REMOVED;
 			if (ns_peek(engine_ns(e), NS_ROOT, params[which[i]].name, &a) != -ENOENT)
 				die("%s was not registered, and is there", params[which[i]].name);
 		}
@@ -466,9 +473,10 @@ static void session_begin(void)
 
 		if (!r)
 			continue;
-		if (!want_faults)
+		if (!want_faults && !(opts.size && r == -ENOSPC))
 			die("register again: %s", client_text());
-		client_close(); /* the drive fails now: later */
+		/* The drive fails now, or plain files have taken the space: later. */
+		client_close();
 		return;
 	}
 }
@@ -1055,7 +1063,7 @@ int main(int argc, char **argv)
 	for (unsigned long done = 0, n = 0; done < cuts; done += LIVES, n++) {
 		opts = (struct engine_opts){.ram = 24ull * BLOCK,
 					    .block = BLOCK,
-					    .size = n % 4 == 1 ? 20u << 20 : 0, /* gets full */
+					    .size = n % 4 == 1 ? 8u << 20 : 0, /* gets full */
 					    .commit_seconds = n % 3 ? ENGINE_COMMIT_OFF : 1,
 					    .io = io >= 0 ? (enum io_engine)io
 						  : n % 2 ? IO_THREADS
@@ -1066,9 +1074,10 @@ int main(int argc, char **argv)
 		chain(first + n, cuts - done < LIVES ? cuts - done : LIVES, where);
 	}
 	printf("%llu cuts, %llu of them with a later step than the last known one committed; %llu commits, "
-	       "%llu rollbacks, %llu torn steps, %llu times faults\n",
+	       "%llu rollbacks, %llu torn steps, %llu times faults, %llu times no space\n",
 	       (unsigned long long)stats_cuts, (unsigned long long)stats_under_way,
 	       (unsigned long long)stats_commits, (unsigned long long)stats_rollbacks,
-	       (unsigned long long)stats_torn, (unsigned long long)stats_faults);
+	       (unsigned long long)stats_torn, (unsigned long long)stats_faults,
+	       (unsigned long long)stats_full);
 	return 0;
 }
