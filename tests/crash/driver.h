@@ -222,8 +222,12 @@ static inline int64_t drive_op(enum engine_op_kind kind, uint64_t ino, uint64_t 
 
 	if (!o)
 		die("out of memory");
-	o->op = (struct engine_op){
-		.kind = kind, .ino = ino, .off = off, .len = len, .arg = arg, .done = drive_op_done};
+	o->op = (struct engine_op){.kind = kind,
+				   .ino = ino,
+				   .off = off,
+				   .len = len,
+				   .arg = arg,
+				   .done = drive_op_done};
 	o->buf = (char *)(o + 1);
 	if (data && kind == ENGINE_WRITE) {
 		memcpy(o->buf, data, len);

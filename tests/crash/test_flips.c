@@ -5,8 +5,8 @@
  *
  * In the pool: the byte belongs to an extent, then exactly the files and blocks that it is part of
  * answer EIO, everything else is right, and scrub and fsck name the file; or it does not, then
- * nothing changes. In the superblock, the catalog, and the WAL of an engine that was killed: the backing is
- * refused with a message, or everything in it is right.
+ * nothing changes. In the superblock, the catalog, and the WAL of an engine that was killed: the
+ *backing is refused with a message, or everything in it is right.
  *
  *	test_flips [--seed N] [--flips N] [--dir DIR]
  */
@@ -79,7 +79,8 @@ static void make(void)
 		files[i].size = i < 3 ? 100 + below(5000) : 1 + below(MAX);
 		for (uint64_t k = 0; k < files[i].size; k++)
 			files[i].data[k] = (unsigned char)rnd();
-		must(ns_create(engine_ns(e), NS_ROOT, files[i].name, 0644, 0, 0, false, &a), "create");
+		must(ns_create(engine_ns(e), NS_ROOT, files[i].name, 0644, 0, 0, false, &a),
+		     "create");
 		files[i].ino = a.ino;
 		must(engine_pwrite(e, a.ino, files[i].data, files[i].size, 0), "write");
 		must(ns_setxattr(engine_ns(e), a.ino, "user.note", files[i].name,
@@ -122,7 +123,8 @@ static unsigned int read_all(int *bad_file)
 			die("%s: %llu bytes, not %llu", files[i].name, (unsigned long long)a.size,
 			    (unsigned long long)files[i].size);
 		n = ns_getxattr(engine_ns(e), a.ino, "user.note", note_text, sizeof(note_text));
-		if (n != (int64_t)strlen(files[i].name) || memcmp(note_text, files[i].name, (size_t)n))
+		if (n != (int64_t)strlen(files[i].name) ||
+		    memcmp(note_text, files[i].name, (size_t)n))
 			die("%s: its attribute is wrong", files[i].name);
 		for (uint64_t at = 0; at < a.size; at += BLOCK) {
 			uint64_t len = a.size - at < BLOCK ? a.size - at : BLOCK;
@@ -292,11 +294,12 @@ int main(int argc, char **argv)
 	command("mv '%s' '%s/clean'", dir, top);
 	for (unsigned long i = 0; i < flips / 2; i++) {
 		bool killed = below(2);
-		const char *name = below(8) == 0	  ? "pool"
+		const char *name = below(8) == 0	? "pool"
 				   : killed && below(2) ? "catalog.sqlite-wal"
 							: "catalog.sqlite";
 
-		command("rm -rf '%s' && cp -r '%s/%s' '%s'", dir, top, killed ? "killed" : "clean", dir);
+		command("rm -rf '%s' && cp -r '%s/%s' '%s'", dir, top, killed ? "killed" : "clean",
+			dir);
 		if (!size_of(name))
 			die("%s is empty: the test is not what it says", name);
 		catalog_flip(name);

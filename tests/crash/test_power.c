@@ -21,13 +21,13 @@
 #include "driver.h"
 #include "engine/fsck.h"
 
-#define BLOCK	  65536u
-#define PARAMS	  40
-#define FILES	  24
-#define FILE_MAX  (5u * BLOCK)
+#define BLOCK	   65536u
+#define PARAMS	   40
+#define FILES	   24
+#define FILE_MAX   (5u * BLOCK)
 #define BOUNDARIES 4096
-#define LIVES	  25
-#define ROLES	  3 /* exp_avg, exp_avg_sq, master */
+#define LIVES	   25
+#define ROLES	   3 /* exp_avg, exp_avg_sq, master */
 
 /* ---- the model ---- */
 
@@ -78,8 +78,8 @@ static char dir[300];
 static struct engine_opts opts;
 static bool stepping, with_faults = true, faulty;
 static bool want_faults; /* errors may come from the drive now */
-static uint64_t stats_cuts, stats_under_way, stats_commits, stats_rollbacks, stats_torn, stats_faults,
-	stats_full;
+static uint64_t stats_cuts, stats_under_way, stats_commits, stats_rollbacks, stats_torn,
+	stats_faults, stats_full;
 
 static uint64_t bytes_of(const struct param_model *p)
 {
@@ -537,15 +537,14 @@ static int step_param(unsigned int i)
 	if (!skip)
 		next.val[i] = (uint32_t)next.label;
 	for (uint32_t b = 0; b <= nb; b++) {
-		struct ranges x = {.m = {.n_release = out ? p->roles : 0,
-					 .n_lease = b < nb ? p->roles : 0}};
+		struct ranges x = {
+			.m = {.n_release = out ? p->roles : 0, .n_lease = b < nb ? p->roles : 0}};
 		unsigned int n = 0;
 		int r;
 
 		for (unsigned int k = 0; out && k < p->roles; k++)
 			x.r[n++] = (struct moment_range){
-				p->file[k], b - 1, 1,
-				clean | (below(4) ? 0 : MOMENT_RANGE_COOL)};
+				p->file[k], b - 1, 1, clean | (below(4) ? 0 : MOMENT_RANGE_COOL)};
 		for (unsigned int k = 0; b < nb && k < p->roles; k++)
 			x.r[n++] = (struct moment_range){p->file[k], b, 1, MOMENT_RANGE_WRITE};
 		r = client_call(&x.m.h, MOMENT_MSG_ADVANCE, sizeof(x.m) + n * sizeof(x.r[0]));
@@ -593,8 +592,8 @@ static int do_step(void)
 		if (r)
 			return r;
 		if (next.val[i] == next.label)
-			steps.p[steps.m.n++] = (struct moment_param_step){
-				.param = params[i].handle, .step = next.label};
+			steps.p[steps.m.n++] = (struct moment_param_step){.param = params[i].handle,
+									  .step = next.label};
 		if (below(8) == 0)
 			plain_op();
 		if (below(12) == 0) {
@@ -832,7 +831,8 @@ static void look(const char *when)
 		strcpy(f->now.name, l.name[i]);
 		f->now.exists = true;
 		f->now.vmin = f->durable.exists && f->durable.vmin < f->now.vmin ? f->durable.vmin
-				: f->durable.exists ? f->now.vmin : 0;
+			      : f->durable.exists				 ? f->now.vmin
+										 : 0;
 		f->now.smin = f->now.smax = l.a[i].size;
 		f->durable = f->now;
 		f->slo = f->shi = l.a[i].size;
@@ -1033,10 +1033,10 @@ static void chain(uint64_t s, unsigned long cuts, const char *where)
 
 int main(int argc, char **argv)
 {
-	static const struct option o[] = {
-		{"seed", 1, NULL, 's'},	 {"cuts", 1, NULL, 'c'},      {"dir", 1, NULL, 'd'},
-		{"io", 1, NULL, 'i'},	 {"no-faults", 0, NULL, 'n'}, {"verbose", 0, NULL, 'v'},
-		{NULL, 0, NULL, 0}};
+	static const struct option o[] = {{"seed", 1, NULL, 's'},      {"cuts", 1, NULL, 'c'},
+					  {"dir", 1, NULL, 'd'},       {"io", 1, NULL, 'i'},
+					  {"no-faults", 0, NULL, 'n'}, {"verbose", 0, NULL, 'v'},
+					  {NULL, 0, NULL, 0}};
 	const char *where = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
 	uint64_t first = (uint64_t)time(NULL) << 16 ^ (uint64_t)getpid();
 	const char *full = getenv("MOMENT_CRASH");
@@ -1069,7 +1069,8 @@ int main(int argc, char **argv)
 						  : n % 2 ? IO_THREADS
 							  : IO_AUTO};
 		printf("seed %llu, io=%s%s\n", (unsigned long long)(first + n),
-		       opts.io == IO_THREADS ? "threads" : "auto", opts.size ? ", a small pool" : "");
+		       opts.io == IO_THREADS ? "threads" : "auto",
+		       opts.size ? ", a small pool" : "");
 		fflush(stdout);
 		chain(first + n, cuts - done < LIVES ? cuts - done : LIVES, where);
 	}

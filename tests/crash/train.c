@@ -107,8 +107,12 @@ static void plain_step(uint64_t step)
 {
 	gradients(ref, step);
 	for (int i = 0; i < PARAMS; i++) {
-		struct moment_slice x = {.p = ref[i].p, .g = ref[i].g, .m = ref[i].m, .v = ref[i].v,
-					 .numel = numel[i], .p_dtype = MOMENT_F32,
+		struct moment_slice x = {.p = ref[i].p,
+					 .g = ref[i].g,
+					 .m = ref[i].m,
+					 .v = ref[i].v,
+					 .numel = numel[i],
+					 .p_dtype = MOMENT_F32,
 					 .g_dtype = MOMENT_F32};
 
 		if (moment_update(&adamw, step, &x, 1, NULL))
@@ -135,9 +139,11 @@ static void judge(uint64_t step, const char *when)
 				die(3, "%s: %s", when, moment_error());
 			for (uint64_t k = 0; k < numel[i]; k++) {
 				if (memcmp(&x[k], &want[k], sizeof(float)))
-					die(1, "%s: %s, array %u, element %llu is %a, not %a of step %llu",
+					die(1,
+					    "%s: %s, array %u, element %llu is %a, not %a of step %llu",
 					    when, params[i].name, role, (unsigned long long)k,
-					    (double)x[k], (double)want[k], (unsigned long long)step);
+					    (double)x[k], (double)want[k],
+					    (unsigned long long)step);
 			}
 		}
 		free(x);
@@ -185,11 +191,11 @@ static void one_step(uint64_t step)
 int main(int argc, char **argv)
 {
 	static const struct option o[] = {
-		{"mount", 1, NULL, 'm'}, {"backing", 1, NULL, 'b'},  {"steps", 1, NULL, 'n'},
-		{"data", 1, NULL, 'd'},	 {"at-least", 1, NULL, 'a'}, {"log", 1, NULL, 'l'},
-		{"commit", 1, NULL, 'c'}, {"pause", 1, NULL, 'p'},   {NULL, 0, NULL, 0}};
-	static const char *const names[PARAMS] = {"wte", "scalar", "h.0.attn.weight", "ln.bias",
-						  "h.0.mlp.weight", "head"};
+		{"mount", 1, NULL, 'm'},  {"backing", 1, NULL, 'b'},  {"steps", 1, NULL, 'n'},
+		{"data", 1, NULL, 'd'},	  {"at-least", 1, NULL, 'a'}, {"log", 1, NULL, 'l'},
+		{"commit", 1, NULL, 'c'}, {"pause", 1, NULL, 'p'},    {NULL, 0, NULL, 0}};
+	static const char *const names[PARAMS] = {"wte",     "scalar",	       "h.0.attn.weight",
+						  "ln.bias", "h.0.mlp.weight", "head"};
 	struct moment_open_opts oo = {.size = sizeof(oo),
 				      .flags = MOMENT_OPEN_RESUME | MOMENT_OPEN_NEW_OK,
 				      .ram = 2u << 20,
@@ -234,7 +240,8 @@ int main(int argc, char **argv)
 	now = whole_step();
 	say("start %llu\n", (unsigned long long)committed());
 	if (committed() < at_least || now < committed())
-		die(1, "the step is %llu, the committed one %llu, but the commit of %llu had returned",
+		die(1,
+		    "the step is %llu, the committed one %llu, but the commit of %llu had returned",
 		    (unsigned long long)now, (unsigned long long)committed(),
 		    (unsigned long long)at_least);
 	for (uint64_t k = 1; k <= now; k++)

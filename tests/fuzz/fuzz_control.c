@@ -3,9 +3,9 @@
  * fuzz_control.c - any bytes written to .moment/step, prefetch and control: each write is answered
  * exactly once, with all its bytes or an errno, and the engine serves on.
  *
- * control.c is the daemon's; the engine is a real one; what is between them and the kernel (requests
- * and replies, fuse_data.c and libfuse) is played here. Byte 0 of the input says which file; for
- * prefetch byte 1 says into how many writes the rest is cut.
+ * control.c is the daemon's; the engine is a real one; what is between them and the kernel
+ * (requests and replies, fuse_data.c and libfuse) is played here. Byte 0 of the input says which
+ * file; for prefetch byte 1 says into how many writes the rest is cut.
  */
 #include <errno.h>
 #include <unistd.h>

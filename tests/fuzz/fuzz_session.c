@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_session.c - any bytes as the messages of a session, one after the other as they would come
- * from a socket, to a real engine on a small backing. Whatever a client sends: the engine serves the
- * next one, nothing stays leased, a torn step can be rolled back, the state can be committed.
+ * from a socket, to a real engine on a small backing. Whatever a client sends: the engine serves
+ * the next one, nothing stays leased, a torn step can be rolled back, the state can be committed.
  *
  * An input is a run of whole messages, each with its own header and beginning at a multiple of 8.
  */
