@@ -69,7 +69,7 @@ mount --bind "$tmp/plain" "$tmp/ro"
 mount -o remount,ro,bind "$tmp/ro"
 refused 'read-only' "$tmp/ro"
 if [ -c /dev/fuse ]; then
-	start_momentfs "$tmp/ro" "$tmp/mnt" ro
+	start_momentfs "$tmp/ro" "$tmp/mnt" ro,ram=16M
 	[ "$(stat -c %s "$tmp/mnt/params/scalar/exp_avg")" = 4 ] || fail "-o ro does not show the state"
 	rc=0
 	timeout 20 "$train" --mount "$tmp/mnt" --steps 30 2>"$tmp/err" || rc=$?
