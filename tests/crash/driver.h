@@ -60,6 +60,7 @@ static bool cut_planned, was_cut, verbose;
 static uint64_t cut_seed;
 static char last_notes[32][160];
 static unsigned long notes;
+static const char *drive_folder; /* goes also when the test fails, unless MOMENT_KEEP is set */
 
 /* ---- chance, messages ---- */
 
@@ -101,6 +102,13 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void die(const cha
 	for (unsigned long i = notes > 32 ? notes - 32 : 0; i < notes; i++)
 		fprintf(stderr, "  %s\n", last_notes[i % 32]);
 	fflush(NULL);
+	if (drive_folder && !getenv("MOMENT_KEEP")) {
+		char cmd[400];
+
+		snprintf(cmd, sizeof(cmd), "rm -rf '%s'", drive_folder);
+		if (system(cmd))
+			fprintf(stderr, "cannot remove %s\n", drive_folder);
+	}
 	_exit(1);
 }
 

@@ -272,6 +272,7 @@ int main(int argc, char **argv)
 	if (!mkdtemp(top))
 		die("mkdtemp %s: %s", top, strerror(errno));
 	snprintf(dir, sizeof(dir), "%s/back", top);
+	drive_folder = top;
 	make();
 	if (fsck().problems)
 		die("fsck finds problems before anything was done");

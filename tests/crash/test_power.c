@@ -684,6 +684,7 @@ static void chain(uint64_t s, unsigned long cuts, const char *where)
 	snprintf(dir, sizeof(dir), "%s/momentfs-power-XXXXXX", where);
 	if (!mkdtemp(dir))
 		die("mkdtemp %s: %s", dir, strerror(errno));
+	drive_folder = dir;
 	memset(params, 0, sizeof(params));
 	memset(files, 0, sizeof(files));
 	memset(&hist[0], 0, sizeof(hist[0]));
