@@ -175,6 +175,7 @@ struct cache {
 	bool readonly;
 
 	struct list files[FILE_HASH];
+	uint32_t nheld; /* files that are held */
 	struct list changed;	   /* files */
 	struct freed_list orphans; /* extents of files that are gone */
 
@@ -241,6 +242,7 @@ uint32_t file_content(const struct cache *c, const struct file *f,
 		      uint32_t n); /* bytes of block n by the file's size */
 uint32_t file_map_len(const struct cache *c, const struct file *f); /* entries a map needs */
 void file_changed(struct cache *c, struct file *f);
+void file_hold(struct cache *c, struct file *f, bool held); /* in or out of an open step */
 void slot_account(struct cache *c, struct file *f, uint32_t n); /* after a change: file.bytes */
 void file_publish(struct cache *c, struct file *f, bool touch);
 

@@ -367,7 +367,7 @@ static int take_file(struct commit *m, struct file *f)
 void commit_start(struct cache *c)
 {
 	struct commit *m = c->commit;
-	bool changed = false, held = false;
+	bool changed = false, held;
 	int r = 0;
 
 	if (m->running || m->blocked)
@@ -377,10 +377,7 @@ void commit_start(struct cache *c)
 		tell(&m->waiting, 0);
 		return;
 	}
-	list_for_each(l, &c->changed)
-	{
-		held = held || changed_file(l)->held;
-	}
+	held = c->nheld > 0;
 	m->step = held || m->boundary == NONE ? m->committed : m->boundary;
 	m->full = !held;
 	r = catalog_freeze(c->cat, m->step == NONE ? 0 : m->step, m->step != NONE, &m->txn,

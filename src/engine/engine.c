@@ -537,6 +537,7 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
 	e->start_ns = loop_now_ns();
 	list_init(&e->sessions);
 	list_init(&e->parked);
+	list_init(&e->after);
 	list_init(&e->runs);
 	list_init(&e->loaded);
 	c->readonly = opts->readonly;

@@ -57,6 +57,7 @@ struct engine {
 	struct session *writer; /* the one writing session */
 	struct list sessions;
 	struct list parked; /* ops that came while reverting */
+	struct list after;  /* waiters for its end */
 	struct list runs;   /* ops under way */
 	_Atomic uint64_t next_id;
 

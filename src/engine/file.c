@@ -56,7 +56,8 @@ struct file *file_get(struct cache *c, uint64_t ino)
 /* Forgets a file without blocks and live extents. */
 void file_free(struct cache *c, struct file *f)
 {
-	(void)c;
+	if (f->held)
+		c->nheld--;
 	for (uint32_t i = 0; i < f->nslots; i++)
 		free(f->slots[i]);
 	free(f->slots);
@@ -169,6 +170,14 @@ void file_changed(struct cache *c, struct file *f)
 		return;
 	f->changed = true;
 	list_push_back(&c->changed, &f->changed_link);
+}
+
+void file_hold(struct cache *c, struct file *f, bool held)
+{
+	if (f->held != held)
+		c->nheld += held ? 1u : -1u;
+	f->held = held;
+	ns_hold(c->ns, f->ino, held);
 }
 
 void slot_account(struct cache *c, struct file *f, uint32_t n)

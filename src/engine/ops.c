@@ -663,6 +663,13 @@ void ops_unpark(struct engine *e)
 		list_remove(&op->link);
 		op_start(&op->task);
 	}
+	list_splice_back(&todo, &e->after);
+	while (!list_empty(&todo)) {
+		struct waiter *w = list_first(&todo, struct waiter, link);
+
+		list_remove(&w->link);
+		w->wake(w);
+	}
 }
 
 void engine_submit(struct engine *e, struct engine_op *op)

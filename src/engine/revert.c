@@ -133,8 +133,7 @@ static void revert_load(struct revert *r)
 			continue;
 		}
 		if (f->held) {
-			f->held = false;
-			ns_hold(c->ns, f->ino, false);
+			file_hold(c, f, false);
 			if (!f->session) { /* its session died */
 				ns_unregister(c->ns, f->ino);
 				file_unkeep(c, f, 0);

@@ -163,6 +163,39 @@ static void hello_reverted(void *arg, int res)
 	free(h);
 }
 
+static void hello(struct session *s, const struct moment_msg *msg);
+
+/* A HELLO that came while the state goes back to the last commit. */
+struct hello_wait {
+	struct waiter w;
+	struct session *s;
+	struct moment_hello m;
+};
+
+static void hello_again(struct waiter *w)
+{
+	struct hello_wait *h = container_of(w, struct hello_wait, w);
+
+	if (session_busy_end(h->s))
+		hello(h->s, &h->m.h);
+	free(h);
+}
+
+static void hello_later(struct session *s, const struct moment_hello *m)
+{
+	struct hello_wait *h = calloc(1, sizeof(*h));
+
+	if (!h) {
+		session_error(s, &m->h, -ENOMEM, "out of memory");
+		return;
+	}
+	h->w.wake = hello_again;
+	h->s = s;
+	h->m = *m;
+	session_busy_begin(s);
+	list_push_back(&s->e->after, &h->w.link);
+}
+
 static void hello(struct session *s, const struct moment_msg *msg)
 {
 	const struct moment_hello *m = (const struct moment_hello *)msg;
@@ -188,6 +221,10 @@ static void hello(struct session *s, const struct moment_msg *msg)
 	}
 	if (e->c.readonly) {
 		session_error(s, msg, -EROFS, "%s is mounted read-only", e->path);
+		return;
+	}
+	if (e->reverting && !e->writer) {
+		hello_later(s, m);
 		return;
 	}
 	if (e->writer || e->plain) {

@@ -154,9 +154,8 @@ void session_pre_step(struct session *s, const struct moment_msg *msg)
 
 		if (!f)
 			continue;
-		f->held = true;
 		f->touched = false;
-		ns_hold(c->ns, f->ino, true);
+		file_hold(c, f, true);
 	}
 	for (uint32_t i = 0; i < s->nparams; i++)
 		s->params[i].next_step = STEP_NONE;
@@ -266,8 +265,7 @@ void session_post_step(struct session *s, const struct moment_msg *msg)
 
 		if (!f)
 			continue;
-		f->held = false;
-		ns_hold(c->ns, f->ino, false);
+		file_hold(c, f, false);
 		if (f->touched) {
 			f->touched = false;
 			file_publish(c, f, true);
@@ -294,10 +292,8 @@ void session_post_step(struct session *s, const struct moment_msg *msg)
 static void hold_all(struct session *s, bool held)
 {
 	for (uint32_t i = 0; i < s->nfiles; i++) {
-		if (!s->files[i])
-			continue;
-		s->files[i]->held = held;
-		ns_hold(s->e->c.ns, s->files[i]->ino, held);
+		if (s->files[i])
+			file_hold(&s->e->c, s->files[i], held);
 	}
 	hold_dirs(s, held);
 }
