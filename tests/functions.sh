@@ -127,22 +127,6 @@ for k in sys.argv[2].split("."):
 print(json.dumps(v) if isinstance(v, (dict, list, bool)) else v)' "$1" "$2"
 }
 
-# as_user UID COMMAND...: as an ordinary user in a private mount namespace, where /dev/fuse is open to
-# all (root's alone on some machines). Mounts made inside vanish with the command.
-as_user() {
-	local uid=$1 node
-	shift
-	requires unshare setpriv mknod
-	setpriv --reuid="$uid" --regid="$uid" --clear-groups test -x "$MOMENTFS" ||
-		skip "other users cannot enter the folder of $MOMENTFS: move the source out of a private home"
-	node=$(mktemp -u "$tmp/fuse.XXXXXX")
-	mknod -m 0666 "$node" c 10 229
-	chmod 0755 "$tmp"
-	unshare -m --propagation private bash -c '
-		mount --bind "$1" /dev/fuse && shift &&
-		exec setpriv --reuid="$1" --regid="$1" --clear-groups "${@:2}"' _ "$node" "$uid" "$@"
-}
-
 # expect_failure PATTERN COMMAND...: must exit non-zero, not by a signal, and say something that matches.
 expect_failure() {
 	local pattern=$1 out rc=0

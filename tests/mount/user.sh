@@ -47,6 +47,11 @@ echo "$1/mnt" >mounted
 for i in $(seq 200); do [ -e go ] && break; sleep 0.05; done # the other user looks
 "$MOMENTCTL" umount mnt
 SH
+# The source may lie where no other user can go.
+install -D -m 0755 -t "$tmp/bin" "$MOMENTFS" "$MOMENTCTL"
+install -D -m 0644 -t "$tmp/src/tests/mount" "$abs_srcdir/tests/mount/tour_steps.py"
+chmod 0755 "$tmp/bin" "$tmp/src" "$tmp/src/tests" "$tmp/src/tests/mount"
+MOMENTFS=$tmp/bin/momentfs MOMENTCTL=$tmp/bin/momentctl abs_srcdir=$tmp/src
 export MOMENTFS MOMENTCTL abs_srcdir
 
 # Both users live in one mount namespace.

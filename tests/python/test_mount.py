@@ -8,6 +8,7 @@ Cases A8 to A11 and A16 of the collected faults.
 import json
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -358,8 +359,15 @@ class Users(MountCase):
             os.setgid(65534)
             os.setuid(65534)
 
+        # The source may lie where no other user can go.
+        public = os.path.join(self.folder, "public")
+        if not os.path.exists(public):
+            package = os.path.dirname(os.path.abspath(momentfs.__file__))
+            shutil.copytree(package, os.path.join(public, "momentfs"))
+            shutil.copy(os.environ.get("MOMENT_LIBRARY") or os.environ["LIBMOMENT"], os.path.join(public, "libmoment.so"))
+        env = {**os.environ, "HOME": "/", "PYTHONPATH": public, "MOMENT_LIBRARY": os.path.join(public, "libmoment.so")}
         return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, preexec_fn=drop,
-                              env={**os.environ, "HOME": "/"}, cwd="/")
+                              env=env, cwd="/")
 
     def test_another_user(self):
         if os.getuid() != 0:
