@@ -84,6 +84,8 @@ struct file {
 	bool held;	     /* part of an open or torn step: no commit takes it */
 	bool pinned;	     /* tier=ram: its blocks are never evicted */
 	bool touched;	     /* bytes changed through leases since the step began */
+	uint64_t read_end;   /* of the last plain READ */
+	uint32_t read_ahead; /* block up to which plain READs were read ahead */
 	struct list changed_link;
 	struct list hash_link;
 	struct freed_list frees;
@@ -175,7 +177,7 @@ struct cache {
 	bool readonly;
 
 	struct list files[FILE_HASH];
-	uint32_t nheld; /* files that are held */
+	uint32_t nheld;		   /* files that are held */
 	struct list changed;	   /* files */
 	struct freed_list orphans; /* extents of files that are gone */
 
@@ -204,8 +206,9 @@ struct cache {
 	struct pool_grow grow;
 	struct loop_work grow_work;
 	bool growing;
-	int grow_error; /* of the last growth */
-	int space_error; /* while waiters for space are woken: why the commit that should give it failed */
+	int grow_error;	 /* of the last growth */
+	int space_error; /* while waiters for space are woken: why the commit that should give it
+			    failed */
 
 	struct loop_timer retry; /* after write errors */
 
@@ -242,7 +245,7 @@ uint32_t file_content(const struct cache *c, const struct file *f,
 		      uint32_t n); /* bytes of block n by the file's size */
 uint32_t file_map_len(const struct cache *c, const struct file *f); /* entries a map needs */
 void file_changed(struct cache *c, struct file *f);
-void file_hold(struct cache *c, struct file *f, bool held); /* in or out of an open step */
+void file_hold(struct cache *c, struct file *f, bool held);	/* in or out of an open step */
 void slot_account(struct cache *c, struct file *f, uint32_t n); /* after a change: file.bytes */
 void file_publish(struct cache *c, struct file *f, bool touch);
 

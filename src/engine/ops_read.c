@@ -173,6 +173,26 @@ static void read_ready(struct get *g, int res)
 	read_give(r);
 }
 
+/*
+ * A file that is read from front to back: the kernel asks for little ahead, and a block has to be
+ * read whole for its hash. So that the drive is kept busy, the next blocks are read before they are
+ * asked for. Requests may come a little out of order.
+ */
+static void read_ahead(struct cache *c, struct file *f, uint64_t off, uint64_t end)
+{
+	uint32_t next = (uint32_t)((end + c->block - 1) / c->block);
+	uint32_t stop = (uint32_t)min_u64(file_nblocks(c, f), next + c->window / 2 / c->block);
+	bool follows = off <= f->read_end + c->block && end + c->block >= f->read_end;
+
+	f->read_end = end;
+	if (!follows || next > f->read_ahead || f->read_ahead > stop)
+		f->read_ahead = next;
+	if (follows && off && stop > f->read_ahead) {
+		cache_prefetch(c, f->ino, f->read_ahead, stop - f->read_ahead);
+		f->read_ahead = stop;
+	}
+}
+
 void op_read(struct engine *e, struct engine_op *op)
 {
 	struct cache *c = &e->c;
@@ -202,5 +222,8 @@ void op_read(struct engine *e, struct engine_op *op)
 	for (uint32_t i = 0; i < r->n; i++)
 		r->want[i] = (struct want){.f = f, .n = first + i, .mode = GET_READ};
 	r->g = (struct get){.want = r->want, .n = r->n, .done = read_ready};
+	if (r->n)
+		read_ahead(c, f, op->off, end);
 	cache_get(c, &r->g);
+	cache_pump(c);
 }

@@ -268,6 +268,22 @@ static void test_refusals(void)
 	      (double)p);
 }
 
+/* False where subnormals are not flushed whatever is asked (valgrind). */
+static bool cpu_flushes(void)
+{
+#if defined(__SSE__)
+	unsigned int csr = _mm_getcsr();
+	volatile float tiny = 1.5e-38f, half;
+
+	_mm_setcsr(csr | 0x8040);
+	half = tiny * 0.5f;
+	_mm_setcsr(csr);
+	return half == 0;
+#else
+	return true;
+#endif
+}
+
 /* Gradient 1 once, then zeros: m and v fall below 2^-126, become 0, and the weights stay put. */
 static void test_decayed_moments_become_zero(void)
 {
@@ -276,6 +292,10 @@ static void test_decayed_moments_become_zero(void)
 	struct moment_optim o = adamw;
 	uint64_t step, m_zero = 0;
 
+	if (!cpu_flushes()) {
+		puts("not looked at: subnormals are not flushed here");
+		return;
+	}
 	o.weight_decay = 0;
 	o.beta2 = 0.99;
 	for (int i = 0; i < 40; i++)
@@ -315,6 +335,8 @@ static void test_callers_mode(void)
 	struct param start, ref, p;
 	struct moment_slice s;
 
+	if (!cpu_flushes())
+		return; /* the mode is not kept either */
 	param_init(&start, 100000, MOMENT_BF16, MOMENT_F16, true, &seed);
 	param_fill(&start, HOSTILE, true, &seed);
 	param_copy(&ref, &start, &seed);

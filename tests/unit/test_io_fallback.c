@@ -252,7 +252,7 @@ static void direct_on_ramfs(void)
 
 	check(mkdtemp(dir));
 	mounted = unshare(CLONE_NEWNS) == 0 &&
-		  mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+		  mount("none", "/", "none", MS_REC | MS_PRIVATE, NULL) == 0 &&
 		  mount("ramfs", dir, "ramfs", 0, NULL) == 0;
 	if (!mounted) {
 		rmdir(dir);
