@@ -12,10 +12,10 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "engine/cache.h"
 #include "engine/commit.h"
+#include "engine/hash.h"
 
 #define RETRY_NS 1000000000ull /* after a write error */
 
@@ -46,7 +46,7 @@ static void verify_run(struct loop_work *w)
 	struct block *b = container_of(w, struct block, work);
 	char *mem = arena_ptr_at(b->c->base, b->mem);
 
-	if (XXH3_64bits(mem, b->next.len) != b->next.hash) {
+	if (hash_block(mem, b->next.len) != b->next.hash) {
 		b->io.res = -EIO;
 		return;
 	}
@@ -189,7 +189,7 @@ static void hash_run(struct loop_work *w)
 {
 	struct block *b = container_of(w, struct block, work);
 
-	b->next.hash = XXH3_64bits(arena_ptr_at(b->c->base, b->mem), b->next.len);
+	b->next.hash = hash_block(arena_ptr_at(b->c->base, b->mem), b->next.len);
 }
 
 static void hash_done(struct loop_work *w)

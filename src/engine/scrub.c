@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <xxhash.h>
 
 #include "engine/engine_impl.h"
+#include "engine/hash.h"
 
 struct scrub_run {
 	struct engine *e;
@@ -75,7 +75,7 @@ static void check_run(struct loop_work *w)
 {
 	struct scrub_run *r = container_of(w, struct scrub_run, work);
 
-	r->bad = XXH3_64bits(r->buf, r->x.len) != r->x.hash;
+	r->bad = hash_block(r->buf, r->x.len) != r->x.hash;
 }
 
 static void read_done(struct io_op *io)

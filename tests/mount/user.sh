@@ -6,8 +6,8 @@ requires rsync tar
 if [ "$(id -u)" != 0 ]; then
 	skip "needs root, to become two other users"
 fi
-mkdir -m 0755 "$tmp/work"
-chown 65534:65534 "$tmp/work"
+mkdir -m 0755 "$tmp/own"
+chown 65534:65534 "$tmp/own"
 chmod 0755 "$tmp"
 
 cat >"$tmp/user.sh" <<'SH'
@@ -60,12 +60,12 @@ set -eu
 fail() { echo "FAIL: $*" >&2; exit 1; }
 as() { setpriv --reuid="$1" --regid="$1" --clear-groups "${@:2}"; }
 mount --bind "$2" /dev/fuse
-as 65534 bash "$1/user.sh" "$1/work" &
+as 65534 bash "$1/user.sh" "$1/own" &
 user=$!
-for i in $(seq 1200); do [ -e "$1/work/mounted" ] || ! kill -0 $user 2>/dev/null || { sleep 0.05; continue; }; break; done
-if [ -e "$1/work/mounted" ]; then
-	! as 65533 ls "$1/work/mnt" 2>/dev/null || fail "another user can look into a private mount"
-	as 65534 touch "$1/work/go"
+for i in $(seq 1200); do [ -e "$1/own/mounted" ] || ! kill -0 $user 2>/dev/null || { sleep 0.05; continue; }; break; done
+if [ -e "$1/own/mounted" ]; then
+	! as 65533 ls "$1/own/mnt" 2>/dev/null || fail "another user can look into a private mount"
+	as 65534 touch "$1/own/go"
 fi
 wait $user
 
