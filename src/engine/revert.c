@@ -256,6 +256,7 @@ static void revert_try(struct waiter *w)
 {
 	struct revert *r = container_of(w, struct revert, w);
 	struct engine *e = r->e;
+	struct cache *c = &e->c;
 
 	if (commit_running(&e->c)) {
 		commit_when_idle(&e->c, &r->w);
@@ -273,8 +274,11 @@ static void revert_try(struct waiter *w)
 	}
 	if (wait_idle(r))
 		return;
+	/* Nobody may see the maps empty in between: who waits for memory is served afterwards. */
+	cache_quiet(c);
 	forget(r);
 	revert_load(r);
+	cache_loud(c);
 }
 
 void engine_revert(struct engine *e, bool all, void (*done)(void *arg, int res), void *arg)
