@@ -313,7 +313,8 @@ static bool must_write(const struct slot *s)
 static int take_file(struct commit *m, struct file *f)
 {
 	struct cache *c = m->c;
-	uint32_t n = file_map_len(c, f);
+	/* A block past the end has no bytes that anybody was told of yet: the next commit takes it. */
+	uint32_t n = (uint32_t)min_u64(file_map_len(c, f), file_nblocks(c, f));
 	int r;
 
 	if (m->ninos == m->cap) {

@@ -108,6 +108,7 @@ static void copied(struct op_run *r)
 	r->pos = copy_end(r);
 	if (r->pos > f->size)
 		f->size = r->pos;
+	file_changed(c, f);
 	cache_put(c, x, true);
 	slot_account(c, f, n);
 	ns_publish(c->ns, f->ino, UINT64_MAX, f->bytes, false);
