@@ -74,7 +74,7 @@ struct daemon {
 	atomic_uint events;
 	atomic_bool initialized; /* INIT came and its answer is on its way */
 	atomic_bool detaching;
-	atomic_bool forced; /* sessions do not hold up the end */
+	atomic_bool forced;  /* sessions do not hold up the end */
 	atomic_uint handles; /* open files and directories, those of .moment/ excepted */
 
 	pthread_mutex_t lock; /* a leaf: what follows */
@@ -183,14 +183,15 @@ void control_answer_detach(struct daemon *d, int res, const char *message);
 
 /*
  * A FUSE request that the engine works on. `finish` replies and may resubmit (then it returns
- * true); it runs where the op's done() runs: on a work thread for READ and WRITE, else on the loop
- * thread.
+ * true); it runs where the op's done() or accepted() runs: on a work thread for READ, else on the
+ * loop thread or, for WRITE, one of the two.
  */
 struct request {
 	struct engine_op op;
 	fuse_req_t req;
 	struct daemon *d;
 	bool (*finish)(struct request *r, int64_t res);
+	bool answered;	    /* before the engine was done with it */
 	struct rx_buf *buf; /* the receive buffer that holds op.data, or NULL */
 	char *text;	    /* malloc'ed, freed with the request: lines still to do (control.c) */
 	size_t size, pos, done;

@@ -4,8 +4,8 @@
  * op's callback replies.
  *
  * A READ is answered straight from the RAM tier's memory, a WRITE is taken straight from the buffer
- * it came in. READ answers are short only at the end of the file, because that is what a short one
- * means to the kernel.
+ * it came in, often after its answer (on_accepted). READ answers are short only at the end of the
+ * file, because that is what a short one means to the kernel.
  *
  * Interrupts: a killed or signalled client makes the kernel send INTERRUPT, and libfuse calls
  * on_interrupt() on a receive thread with the request's libfuse lock held. It must not wait there,
@@ -75,16 +75,30 @@ static void on_interrupt(fuse_req_t req, void *arg)
 	pthread_mutex_unlock(&r->lock);
 }
 
-static void on_done(struct engine_op *op)
+/* True: somebody has resubmitted it. */
+static bool request_answer(struct request *r)
 {
-	struct request *r = container_of(op, struct request, op);
-
 	pthread_mutex_lock(&r->lock);
 	r->with_engine = false;
 	pthread_mutex_unlock(&r->lock);
 	/* Waits for an on_interrupt() that is running; none starts afterwards. */
 	fuse_req_interrupt_func(r->req, NULL, NULL);
-	if (!r->finish(r, op->res))
+	return r->finish(r, r->op.res);
+}
+
+static void on_accepted(struct engine_op *op)
+{
+	struct request *r = container_of(op, struct request, op);
+
+	r->answered = true;
+	request_answer(r);
+}
+
+static void on_done(struct engine_op *op)
+{
+	struct request *r = container_of(op, struct request, op);
+
+	if (r->answered || !request_answer(r))
 		request_destroy(r);
 }
 
@@ -232,37 +246,11 @@ void data_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	}
 }
 
-static bool finish_release(struct request *r, int64_t res)
-{
-	(void)res;
-	close_handle(r->d, r->op.ino, true);
-	reply_err(r->req, 0);
-	return false;
-}
-
-/*
- * A WRITE is answered before the loop thread has counted its blocks. So a writable handle counts as
- * open (st_blocks is full) until an op that does nothing has been through that thread.
- */
-static void release_writer(struct daemon *d, fuse_req_t req, uint64_t ino)
-{
-	struct request *r = request_create(req, ENGINE_PREFETCH, ino, finish_release);
-
-	if (r)
-		request_submit(r);
-	else
-		close_handle(d, ino, true);
-}
-
 void data_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct daemon *d = daemon_of(req);
 	struct text *t = text_of(fi);
 
-	if (!ino_is_virtual(ino) && !t && opens_for_writing(fi)) {
-		release_writer(d, req, ino);
-		return;
-	}
 	if (ino_is_virtual(ino))
 		virt_flush(d, ino, t);
 	else
@@ -328,6 +316,7 @@ void data_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, of
 	if (!r)
 		return;
 	r->buf = rx_take(); /* `buf` lies in it */
+	r->op.accepted = on_accepted;
 	r->op.data = buf;
 	r->op.off = (uint64_t)off;
 	r->op.len = size;

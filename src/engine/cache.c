@@ -405,6 +405,10 @@ static int get_grant(struct get *g, struct want *w)
 		return 1;
 	}
 	if (w->mode != GET_WRITE) {
+		if (b->promised) {
+			block_wait(b, &g->w);
+			return 1;
+		}
 		w->granted = true;
 		return 0;
 	}
@@ -524,6 +528,19 @@ bool cache_get_cancel(struct cache *c, struct get *g)
 	return true;
 }
 
+void cache_promise(struct cache *c, struct want *w)
+{
+	struct block *b = w->b;
+
+	assert(w->granted && b->writer);
+	b->promised = true;
+	if (b->filler) {
+		b->filler = false;
+		block_set_state(b, BLOCK_DIRTY);
+	}
+	file_changed(c, b->f);
+}
+
 void cache_put(struct cache *c, struct want *w, bool changed)
 {
 	struct block *b = w->b;
@@ -533,7 +550,7 @@ void cache_put(struct cache *c, struct want *w, bool changed)
 	want_unpin(c, w);
 	if (w->granted && w->mode == GET_WRITE) {
 		assert(b->writer);
-		b->writer = false;
+		b->writer = b->promised = false;
 		if (changed)
 			b->f->touched = true;
 		if (b->state == BLOCK_READING && b->filler) {

@@ -103,6 +103,8 @@ struct block {
 	uint32_t pins;	   /* reads, leases and gets under way: not evictable */
 	bool writer;	   /* somebody has it for writing */
 	bool filler;	   /* READING, and the first writer fills it */
+	bool promised;	   /* the writer's caller has been told that its bytes are there: who reads
+			      waits */
 	bool frozen;	   /* the commit under way needs it as it is */
 	bool ahead;	   /* prefetched, not used yet */
 	int error;	   /* of the last write, 0: none */
@@ -307,6 +309,11 @@ void cache_get(struct cache *c, struct get *g);
 bool cache_get_cancel(
 	struct cache *c,
 	struct get *g); /* true: it was waiting for memory, done() will not be called */
+/*
+ * The writer will fill what it was granted and nothing can keep it from it: from here on the block
+ * counts as written, for reads, commits and the file's size on disk; they wait for cache_put().
+ */
+void cache_promise(struct cache *c, struct want *w);
 /* Gives one back. changed: for writers; false: the memory was not changed. */
 void cache_put(struct cache *c, struct want *w, bool changed);
 /* Between these, nothing is woken and nothing starts: for changes of several blocks at once. Nests.

@@ -147,6 +147,9 @@ struct engine_op {
 	uint64_t ino, off, len, arg;
 	const void *data;
 	void (*done)(struct engine_op *);
+	/* Optional, for WRITE: res is settled, and whoever asks from now on finds the bytes there;
+	 * but `data` is used until done(). On the loop thread, before done(), and not always. */
+	void (*accepted)(struct engine_op *);
 	int64_t res;
 	struct {
 		uint64_t resident, dirty, bytes;

@@ -56,9 +56,10 @@ struct engine {
 	bool reverting;
 	struct session *writer; /* the one writing session */
 	struct list sessions;
-	struct list parked; /* ops that came while reverting */
-	struct list after;  /* waiters for its end */
-	struct list runs;   /* ops under way */
+	struct list parked;    /* ops that came while reverting */
+	struct list after;     /* waiters for its end */
+	struct list runs;      /* ops under way */
+	unsigned int promises; /* WRITEs whose last bytes are still being copied */
 	_Atomic uint64_t next_id;
 
 	struct scrub scrub;

@@ -19,7 +19,8 @@
 
 #include "engine/ops_impl.h"
 
-#define INLINE_COPY 16384u /* below, the loop thread copies itself: a hop costs more */
+#define INLINE_COPY  16384u /* below, the loop thread copies itself: a hop costs more */
+#define PROMISES_MAX 8u	    /* WRITEs answered and not yet copied */
 
 struct op_run *run_new(struct engine *e, struct engine_op *op, unsigned int n)
 {
@@ -123,30 +124,47 @@ static void copy_done(struct loop_work *w)
 	write_next(r);
 }
 
-static void last_done(struct loop_task *t)
+static void last_done(struct loop_work *w)
 {
-	struct op_run *r = container_of(t, struct op_run, task);
+	struct op_run *r = container_of(w, struct op_run, work);
 
-	copied(r);
+	cache_put(&r->e->c, &r->want[0], true);
+	r->e->promises--;
 	run_free(r);
 }
 
-/*
- * The last piece of a WRITE is answered from here, a wake-up earlier than from the loop thread.
- * That the bytes are there is told the loop thread first: whatever is asked after the answer finds
- * them.
- */
 static void last_run(struct loop_work *w)
 {
 	struct op_run *r = container_of(w, struct op_run, work);
-	struct engine_op *op = r->op;
 
 	copy_run(w);
-	ns_grow(r->e->c.ns, r->f->ino, r->end);
+	r->op->done(r->op);
+}
+
+/*
+ * The last piece of a WRITE: nothing can fail any more, so it is answered before its bytes are
+ * copied. Whoever asks for them, or for a commit, waits for the block. A few at a time, for the
+ * caller's memory is not free again before done().
+ */
+static void write_last(struct op_run *r)
+{
+	struct engine *e = r->e;
+	struct engine_op *op = r->op;
+
+	op->run = NULL;
+	list_remove(&r->link); /* from here on it cannot be cancelled */
+	e->c.stats.op_write_bytes += op->len;
 	op->res = (int64_t)op->len;
-	r->task.run = last_done;
-	loop_post(r->e->loop, &r->task);
-	op->done(op);
+	ns_grow(e->c.ns, r->f->ino, r->end);
+	r->f->size = max_u64(r->f->size, r->end);
+	cache_promise(&e->c, &r->want[0]);
+	slot_account(&e->c, r->f, r->want[0].n);
+	ns_publish(e->c.ns, r->f->ino, UINT64_MAX, r->f->bytes, false);
+	if (e->promises++ < PROMISES_MAX && op->accepted)
+		op->accepted(op);
+	r->work.run = last_run;
+	r->work.done = last_done;
+	loop_work_urgent(e->loop, &r->work);
 }
 
 static void write_ready(struct get *g, int res)
@@ -163,15 +181,12 @@ static void write_ready(struct get *g, int res)
 		copy_done(&r->work);
 		return;
 	}
+	if (r->op->kind == ENGINE_WRITE && r->end <= block_end) {
+		write_last(r);
+		return;
+	}
 	r->work.run = copy_run;
 	r->work.done = copy_done;
-	if (r->op->kind == ENGINE_WRITE && r->end <= block_end) {
-		r->e->c.stats.op_write_bytes += r->op->len;
-		r->op->run = NULL;
-		list_remove(&r->link); /* from here on it cannot be cancelled, and op may go */
-		r->work.run = last_run;
-		r->work.done = NULL;
-	}
 	loop_work_urgent(r->e->loop, &r->work);
 }
 

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "engine/engine.h"
+#include "early_write.h"
 
 #define BLOCK	(64u << 10)
 #define RAM	(16u * BLOCK)
@@ -197,7 +198,8 @@ static void write_pages(struct worker *w, struct shadow *f, uint32_t first, uint
 
 	for (uint32_t i = 0; i < n; i++)
 		page_fill(w->buf + (size_t)i * PAGE, f->id, first + i, gen);
-	r = engine_pwrite(e, f->ino, w->buf, (uint64_t)n * PAGE, (uint64_t)first * PAGE);
+	r = (below(w, 2) ? engine_pwrite : early_pwrite)(e, f->ino, w->buf, (uint64_t)n * PAGE,
+							 (uint64_t)first * PAGE);
 	if (r == (int64_t)n * PAGE) {
 		for (uint32_t i = 0; i < n; i++)
 			f->gen[first + i] = gen;
@@ -466,7 +468,7 @@ static void do_rollback(struct worker *w)
 		memset(w->buf, 0x5a, len);
 		/* Where room is short a write may ask for a commit. */
 		if (below(w, 4) && !limited)
-			r = engine_pwrite(e, f->ino, w->buf, len, off);
+			r = early_pwrite(e, f->ino, w->buf, len, off);
 		else
 			r = engine_call(e, limited || below(w, 2) ? ENGINE_TRUNCATE : ENGINE_PUNCH,
 					f->ino, 0, off, 0);

@@ -5,6 +5,7 @@
  * on leases while others want some.
  */
 #include "session_fixture.h"
+#include "early_write.h"
 
 static uint64_t make(const char *name)
 {
@@ -194,13 +195,50 @@ static void test_many_readers(void **state)
 	free(x);
 }
 
+/* A WRITE that was answered before its bytes were copied: whatever is asked then finds them. */
+static void test_answered_early(void **state)
+{
+	static char buf[BLOCK], got[BLOCK];
+	uint64_t ino = make("early");
+
+	(void)state;
+	for (int i = 0; i < 300; i++) {
+		uint64_t len = i % 7 ? BLOCK : 20000 + (uint64_t)i;
+		uint64_t off =
+			i % 3 ? 0 : BLOCK; /* a hole, a block of the last commit, a dirty one */
+
+		memset(buf, 1 + i % 100, sizeof(buf));
+		assert_int_equal(early_pwrite(e, ino, buf, len, off), len);
+		switch (i % 4) {
+		case 0:
+			assert_int_equal(engine_call(e, ENGINE_SEEK, ino, off, 0, SEEK_DATA), off);
+			break;
+		case 1: /* a crash after it loses nothing */
+			assert_int_equal(engine_call(e, ENGINE_FSYNC, ino, 0, 0, 0), 0);
+			stop(false);
+			start(false);
+			break;
+		case 2:
+			assert_int_equal(engine_call(e, ENGINE_TRUNCATE, ino, 0, off + len - 1, 0),
+					 0);
+			assert_int_equal(engine_pread(e, ino, got, len, off), len - 1);
+			assert_memory_equal(got, buf, len - 1);
+			assert_int_equal(engine_call(e, ENGINE_TRUNCATE, ino, 0, off, 0), 0);
+			continue;
+		}
+		memset(got, 0, sizeof(got));
+		assert_int_equal(engine_pread(e, ino, got, len, off), len);
+		assert_memory_equal(got, buf, len);
+		if (i % 5 == 0)
+			assert_int_equal(engine_call(e, ENGINE_PUNCH, ino, 0, 2 * BLOCK, 0), 0);
+	}
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		T(test_grown_elsewhere),
-		T(test_prefetched_tail_grows),
-		T(test_reads_beside_leases),
-		T(test_many_readers),
+		T(test_grown_elsewhere), T(test_prefetched_tail_grows), T(test_reads_beside_leases),
+		T(test_many_readers),	 T(test_answered_early),
 	};
 
 	alarm(120); /* something hangs */

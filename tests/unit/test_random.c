@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "engine/engine.h"
+#include "early_write.h"
 
 #define FILES	 24
 #define MAX_SIZE (700u * 1024)
@@ -215,7 +216,7 @@ static void do_write(void)
 	fill = rnd();
 	for (uint64_t i = 0; i < len; i++)
 		buf[i] = (unsigned char)(fill >> (i % 8 * 8) ^ i);
-	must(engine_pwrite(e, m->ino, buf, len, off), "write");
+	must((below(2) ? engine_pwrite : early_pwrite)(e, m->ino, buf, len, off), "write");
 	memcpy(m->data + off, buf, len);
 	if (off + len > m->size)
 		m->size = off + len;
