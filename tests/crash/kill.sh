@@ -3,28 +3,28 @@
 # kill -9 at random moments of a training loop: of the daemon, of the trainer (by session and by mmap), of a
 # trainer with the engine in its own process. Whoever starts next must find, bit for bit, the state of one whole step,
 # no older than the last commit that had returned; training then goes on from it, and ends with the bits of an
-# undisturbed run.
-#	kill.sh [--kills N] [--seed N]		default: 12 kills, 50 with MOMENT_CRASH=full (tools/check)
+# undisturbed run. The trainer is a C program (train.c), then PyTorch with momentfs.torch.AdamW (train.py).
+#	kill.sh [--kills N] [--seed N]		N: kills of each; default 12 and 5, 50 and 50 with MOMENT_CRASH=full (tools/check)
 . "$(dirname "$0")/../functions.sh"
 
-kills=12 seed=$$
-[ "${MOMENT_CRASH:-}" != full ] || kills=50
+kills=12 torch_kills=5 seed=$$
+[ "${MOMENT_CRASH:-}" != full ] || kills=50 torch_kills=50
 while [ $# -gt 0 ]; do
 	case $1 in
-	--kills) kills=$2 ;;
+	--kills) kills=$2 torch_kills=$2 ;;
 	--seed) seed=$2 ;;
 	*) fail "unknown option $1" ;;
 	esac
 	shift 2
 done
 RANDOM=$seed
-echo "seed $seed, $kills kills"
+echo "seed $seed"
 
 train=$abs_builddir/tests/crash/train
 [ -x "$train" ] || fail "$train is not built"
-victims=(embedded)
+fuse=no
 if [ -c /dev/fuse ] && [ -r /dev/fuse ] && [ -w /dev/fuse ]; then
-	victims=(daemon trainer embedded mmap)
+	fuse=yes
 else
 	echo "no /dev/fuse: only embedded trainers"
 fi
@@ -57,6 +57,32 @@ stop_daemon() {
 # The last commit that returned, by the trainer's log.
 last_commit() { awk '$1 == "committed" { c = $2 } $1 == "start" { c = $2 } END { print c + 0 }' "$tmp/log"; }
 
+# ---- the two trainers: launch ARG... sets pid, await sets rc ----
+
+launch_c() {
+	"$train" "$@" 2>"$tmp/err" &
+	pid=$!
+}
+
+await_c() {
+	rc=0
+	wait "$pid" 2>/dev/null || rc=$?
+}
+
+# Torch is imported once, by a process that forks the trainers.
+launch_torch() {
+	: >"$tmp/err"
+	echo "$@" --oracle "$tmp/oracle" --err "$tmp/err" >&"${server[1]}"
+	read -r -t 60 pid <&"${server[0]}" || { cat "$tmp/server.err" >&2; fail "train.py --serve has ended"; }
+}
+
+await_torch() { read -r -t 300 rc <&"${server[0]}" || fail "no news of the trainer (pid $pid) for 300 s"; }
+
+launch() { "launch_$kind" "$@"; }
+await() { "await_$kind"; }
+
+# ---- rounds ----
+
 # check_end STATUS: how a trainer may end that was, or whose daemon was, killed.
 check_end() {
 	case $1 in
@@ -67,7 +93,7 @@ check_end() {
 		;;
 	*)
 		cat "$tmp/err" >&2
-		fail "kill $i ($victim): the trainer ended with $1"
+		fail "kill $i ($kind, $victim): the trainer ended with $1"
 		;;
 	esac
 }
@@ -80,32 +106,29 @@ where() {
 	esac
 }
 
+# Undisturbed to the end: the last judgement.
 finish() {
 	local end=$(($(last_commit) + 20))
+	[ "$end" -le "$longest" ] || end=$longest
+	steps=$((steps + $(last_commit)))
 	[ "$victim" = mmap ] && [ "$rolled" = no ] || victim=${victims[RANDOM % ${#victims[@]}]}
 	where
-	"$train" "${at[@]}" --steps "$end" --at-least "$(last_commit)" --log "$tmp/log" 2>"$tmp/err" ||
-		{ cat "$tmp/err" >&2; fail "after the kills ($victim): the run to step $end ended with $?"; }
+	launch "${at[@]}" --steps "$end" --at-least "$(last_commit)" --log "$tmp/log"
+	await
+	[ "$rc" = 0 ] || { cat "$tmp/err" >&2; fail "after the kills ($kind, $victim): the run to step $end ended with $rc"; }
 	stop_daemon
 	rm -rf "$backing"
 }
 
-i=0 round=0 steps=0 victim=none rolled=yes
-while [ "$i" -lt "$kills" ]; do
-	if [ $((i % 40)) = 0 ]; then
-		if [ "$i" -gt 0 ]; then steps=$((steps + $(last_commit))); finish; fi
-		round=$((round + 1))
-		backing=$tmp/backing$round
-		: >"$tmp/log"
-	fi
-	i=$((i + 1))
+# One kill, after at most $1 ms.
+kill_once() {
+	local end=$(($(last_commit) + 300))
+	[ "$end" -le "$longest" ] || end=$longest
 	# After a killed mmap trainer without a rollback the next one has to be its like.
 	[ "$victim" = mmap ] && [ "$rolled" = no ] || victim=${victims[i % ${#victims[@]}]}
 	where
-	"$train" "${at[@]}" --steps $(($(last_commit) + 300)) --at-least "$(last_commit)" --log "$tmp/log" \
-		--pause $((RANDOM % 3000)) 2>"$tmp/err" &
-	pid=$!
-	sleep "0.$(printf %03d $((RANDOM % 900)))"
+	launch "${at[@]}" --steps "$end" --at-least "$(last_commit)" --log "$tmp/log" --pause $((RANDOM % 3000))
+	sleep "0.$(printf %03d $((RANDOM % $1)))"
 	if [ "$victim" = daemon ]; then
 		kill -KILL "$daemon"
 		wait "$daemon" 2>/dev/null || true
@@ -113,8 +136,7 @@ while [ "$i" -lt "$kills" ]; do
 	else
 		kill -KILL "$pid" 2>/dev/null || true
 	fi
-	rc=0
-	wait "$pid" 2>/dev/null || rc=$?
+	await
 	check_end "$rc"
 	# Nobody can tell that the writer of a plain bracket is dead: a session says what to do, and that helps.
 	rolled=no
@@ -122,7 +144,48 @@ while [ "$i" -lt "$kills" ]; do
 		retry 10 "$MOMENTCTL" rollback "$mnt" || fail "kill $i: momentctl rollback"
 		rolled=yes
 	fi
-done
-steps=$((steps + $(last_commit)))
-finish
-echo "$kills kills, $steps steps committed"
+}
+
+# rounds KIND KILLS LONGEST EACH VICTIM...: a new backing after EACH kills, or when a trainer got to step LONGEST.
+rounds() {
+	local each=$4
+	kind=$1 longest=$3 steps=0 victim=none rolled=yes i=0
+	local n=$2 round=0
+	shift 4
+	victims=("$@")
+	while [ "$i" -lt "$n" ]; do
+		if [ "$round" = 0 ] || [ $((i % each)) = 0 ] || [ "$(last_commit)" -ge "$longest" ]; then
+			[ "$round" = 0 ] || finish
+			round=$((round + 1))
+			backing=$tmp/backing-$kind-$round
+			: >"$tmp/log"
+		fi
+		i=$((i + 1))
+		# Every third PyTorch trainer is killed while it begins: finds the state, registers, reads its weights.
+		if [ "$kind" = torch ] && [ $((RANDOM % 3)) = 0 ]; then kill_once 150; else kill_once 999; fi
+	done
+	finish
+	echo "$kind: $n kills, $steps steps committed"
+}
+
+if [ "$fuse" = yes ]; then all=(daemon trainer embedded); else all=(embedded); fi
+mmap=()
+[ "$fuse" = no ] || mmap=(mmap)
+rounds c "$kills" 1000000000 40 "${all[@]}" "${mmap[@]}"
+
+PYTHON3=${PYTHON3:-/usr/bin/python3}
+if ! "$PYTHON3" -c 'import torch' 2>/dev/null; then
+	[ "${CI:-}" != true ] || fail "CI=true, but there is no Python module torch"
+	echo "no Python module torch (tools/setup installs it): no PyTorch trainers"
+	exit 0
+fi
+export LIBMOMENT=${LIBMOMENT:-$abs_builddir/.libs/libmoment.so} PYTHONDONTWRITEBYTECODE=1 TMPDIR=$tmp
+length=$((torch_kills < 50 ? 60 : 200))
+coproc server { exec "$PYTHON3" "$abs_srcdir/tests/crash/train.py" --serve 2>>"$tmp/server.err"; }
+server_pid=$!
+cleanup_fn eval 'kill -KILL "$server_pid" 2>/dev/null'
+kind=torch
+launch --steps "$length"
+await
+[ "$rc" = 0 ] || { cat "$tmp/err" >&2; fail "the undisturbed run ended with $rc"; }
+rounds torch "$torch_kills" "$length" 20 "${all[@]}"

@@ -635,6 +635,23 @@ class StateDict(OptimCase):
         for n in self.shapes:
             self.assertBits(opt.parameter(n), new[n], n)
 
+    def test_masters_that_were_never_filled_are_not_taken_for_weights(self):
+        """A run that was killed between registering and filling them."""
+        shapes = {"w": (40, 30), "b": (40,)}
+        with momentfs.Session(backing=self.backing(), ram=2 << 20, block=65536) as s:
+            arrays = (momentfs.EXP_AVG, momentfs.EXP_AVG_SQ, momentfs.MASTER)
+            s.register([{"name": n, "shape": shape, "arrays": arrays} for n, shape in shapes.items()])
+        named, other = weights(shapes, torch.bfloat16), weights(shapes, torch.bfloat16)
+        opt, ref = self.adamw(named, backing=self.backing(), resume=True), self.adamw(other)
+        opt.restore_weights()
+        for step in (1, 2):
+            for o, n in ((opt, named), (ref, other)):
+                set_gradients(n, step)
+                o.step()
+        for (n, p), (_, q) in zip(named, other):
+            self.assertBits(p, q, n)
+            self.assertBits(opt.state[p]["master"], ref.state[q]["master"], n)
+
     def test_foreign_layouts_are_refused_by_their_keys(self):
         named, opt = self.stepped()
         good = opt.state_dict()

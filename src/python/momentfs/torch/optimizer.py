@@ -284,9 +284,13 @@ class FileOptimizer(torch.optim.Optimizer):
     def restore_weights(self):
         """Sets 16-bit weights from their fp32 masters, for a model whose own weights were not loaded."""
         for p, slot in self._slots.items():
-            if slot.master:
-                p.copy_(self._read_flat(p, MASTER))
-                slot.seen, slot.stale = _look(p), False
+            if not slot.master:
+                continue
+            master = self._read_flat(p, MASTER)
+            if slot.stale and self._session.param_step(slot.handle) == 0 and not master.any():
+                continue  # registered by a run that ended before it had filled it
+            p.copy_(master)
+            slot.seen, slot.stale = _look(p), False
 
     # ---- the step ----
 
