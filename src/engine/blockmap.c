@@ -93,3 +93,31 @@ int blockmap_decode(const void *blob, size_t len, uint32_t block, uint64_t size,
 	*n = count;
 	return 0;
 }
+
+/* ---- copies ---- */
+
+int map_copy_add(struct list *copies, uint64_t ino, uint64_t size, const struct extent *map,
+		 uint32_t n)
+{
+	struct map_copy *m = malloc(sizeof(*m) + n * sizeof(*map));
+
+	if (!m)
+		return -ENOMEM;
+	m->ino = ino;
+	m->size = size;
+	m->n = n;
+	if (n)
+		memcpy(m->map, map, n * sizeof(*map));
+	list_push_back(copies, &m->link);
+	return 0;
+}
+
+void map_copies_free(struct list *copies)
+{
+	while (!list_empty(copies)) {
+		struct map_copy *m = list_first(copies, struct map_copy, link);
+
+		list_remove(&m->link);
+		free(m);
+	}
+}

@@ -8,6 +8,7 @@
 #ifndef ENGINE_BLOCKMAP_H
 #define ENGINE_BLOCKMAP_H
 
+#include "engine/list.h"
 #include "engine/types.h"
 
 #define BLOCKMAP_ENTRY 24u
@@ -32,5 +33,18 @@ const char *blockmap_check(const struct extent *e, uint32_t block);
  */
 int blockmap_decode(const void *blob, size_t len, uint32_t block, uint64_t size,
 		    struct extent **out, uint32_t *n, const char **why, uint32_t *at);
+
+/* A file's map taken out of the catalog, kept until it becomes the file's own. */
+struct map_copy {
+	struct list link;
+	uint64_t ino, size;
+	uint32_t n;
+	struct extent map[];
+};
+
+/* Puts a copy at the end of `copies`. 0 or -ENOMEM. */
+int map_copy_add(struct list *copies, uint64_t ino, uint64_t size, const struct extent *map,
+		 uint32_t n);
+void map_copies_free(struct list *copies);
 
 #endif

@@ -21,6 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/blockmap.h"
 #include "engine/engine_impl.h"
 #include "engine/memory.h"
 
@@ -30,13 +31,6 @@
 #define MIN_CHUNKS	16u	      /* the window: two blocks of each of four arrays, twice */
 #define RAM_HEADROOM	(64ull << 20) /* kept free below a memory limit */
 #define DEFAULT_RAM_MIN (64ull << 20)
-
-struct loaded_map {
-	struct list link;
-	uint64_t ino, size;
-	uint32_t n;
-	struct extent map[];
-};
 
 void engine_log(struct engine *e, enum engine_log_level level, const char *fmt, ...)
 {
@@ -122,24 +116,11 @@ static void on_gone(void *arg, uint64_t ino)
 	loop_post(e->loop, &g->task);
 }
 
-struct load {
-	struct list maps;
-};
-
 static int on_map(void *arg, uint64_t ino, uint64_t size, const struct extent *map, uint32_t n)
 {
 	struct engine *e = arg;
-	struct loaded_map *m = malloc(sizeof(*m) + n * sizeof(*map));
 
-	if (!m)
-		return -ENOMEM;
-	m->ino = ino;
-	m->size = size;
-	m->n = n;
-	if (n)
-		memcpy(m->map, map, n * sizeof(*map));
-	list_push_back(&e->loaded, &m->link);
-	return 0;
+	return map_copy_add(&e->loaded, ino, size, map, n);
 }
 
 /* ---- the backing directory ---- */
@@ -283,16 +264,6 @@ static int choose_ram(struct engine *e, uint32_t block, uint64_t *ram, char *err
 
 /* ---- open ---- */
 
-static void free_loaded(struct engine *e)
-{
-	while (!list_empty(&e->loaded)) {
-		struct loaded_map *m = list_first(&e->loaded, struct loaded_map, link);
-
-		list_remove(&m->link);
-		free(m);
-	}
-}
-
 /* Catalog and pool, made or opened; checks that they belong together. */
 static int open_stores(struct engine *e, char *err, size_t errlen)
 {
@@ -410,7 +381,7 @@ static int load_maps(struct engine *e, char *err, size_t errlen)
 	catalog_get_meta(e->cat, &meta);
 	list_for_each(l, &e->loaded)
 	{
-		struct loaded_map *m = list_entry(l, struct loaded_map, link);
+		struct map_copy *m = list_entry(l, struct map_copy, link);
 		struct file *f = file_get(c, m->ino);
 		int r;
 
@@ -438,7 +409,7 @@ static int load_maps(struct engine *e, char *err, size_t errlen)
 			return r;
 		file_publish(c, f, false);
 	}
-	free_loaded(e);
+	map_copies_free(&e->loaded);
 	return 0;
 }
 
@@ -495,7 +466,7 @@ static void fini(struct engine *e)
 	if (e->loop)
 		loop_destroy(e->loop);
 	e->loop = NULL;
-	free_loaded(e);
+	map_copies_free(&e->loaded);
 	if (e->c.commit)
 		commit_fini(&e->c);
 	ops_fini(e);

@@ -12,14 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/blockmap.h"
 #include "engine/engine_impl.h"
-
-struct map_copy {
-	struct list link;
-	uint64_t ino, size;
-	uint32_t n;
-	struct extent map[];
-};
 
 struct revert {
 	struct engine *e;
@@ -46,18 +40,8 @@ static void revert_end(void *arg)
 static int on_map(void *arg, uint64_t ino, uint64_t size, const struct extent *map, uint32_t n)
 {
 	struct revert *r = arg;
-	struct map_copy *m = malloc(sizeof(*m) + n * sizeof(*map));
 
-	if (!m)
-		return -ENOMEM;
-	m->ino = ino;
-	m->size = size;
-	m->n = n;
-	if (n)
-		memcpy(m->map, map, n * sizeof(*map));
-	list_init(&m->link);
-	list_push_back(&r->maps, &m->link);
-	return 0;
+	return map_copy_add(&r->maps, ino, size, map, n);
 }
 
 static void revert_run(struct loop_work *w)
@@ -82,12 +66,7 @@ static void revert_done(struct loop_work *w)
 	engine_log(e, ENGINE_LOG_ERROR,
 		   "going back to the last commit failed: %s; nothing was dropped, try again",
 		   strerror(-r->res));
-	while (!list_empty(&r->maps)) {
-		struct map_copy *m = list_first(&r->maps, struct map_copy, link);
-
-		list_remove(&m->link);
-		free(m);
-	}
+	map_copies_free(&r->maps);
 	free(r->inos);
 	e->reverting = false;
 	commit_unblock(&e->c);
