@@ -230,6 +230,19 @@ struct ns_inode *ns_child_locked(const struct ns *ns, const struct ns_inode *dir
 	return NULL;
 }
 
+int ns_find_entry_locked(const struct ns *ns, uint64_t parent, const char *name,
+			 struct ns_inode **dir, struct ns_inode **out)
+{
+	int res = ns_name_check(name);
+
+	if (!res)
+		res = ns_find_dir_locked(ns, parent, dir);
+	if (res)
+		return res;
+	*out = ns_child_locked(ns, *dir, name);
+	return *out ? 0 : -ENOENT;
+}
+
 /* Without memory the chains just stay longer. */
 static void names_grow(struct ns *ns)
 {
@@ -360,23 +373,14 @@ void ns_unlink_locked(struct ns *ns, struct ns_inode *i)
 static int lookup(struct ns *ns, uint64_t parent, const char *name, struct ns_attr *a, bool ref)
 {
 	struct ns_inode *dir, *i;
-	int res = ns_name_check(name);
+	int res;
 
-	if (res < 0)
-		return res;
 	pthread_mutex_lock(&ns->lock);
-	res = ns_find_dir_locked(ns, parent, &dir);
-	if (res < 0)
-		goto out_unlock;
-	res = -ENOENT;
-	i = ns_child_locked(ns, dir, name);
-	if (!i)
-		goto out_unlock;
-	if (ref)
-		i->lookups++;
-	ns_attr_locked(i, a);
-	res = 0;
-out_unlock:
+	res = ns_find_entry_locked(ns, parent, name, &dir, &i);
+	if (!res) {
+		i->lookups += ref;
+		ns_attr_locked(i, a);
+	}
 	pthread_mutex_unlock(&ns->lock);
 	return res;
 }

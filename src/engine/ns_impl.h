@@ -109,6 +109,9 @@ void ns_inode_free(struct ns_inode *i);
 struct ns_inode *ns_find_locked(const struct ns *ns, uint64_t ino);
 /* The directory `parent`, linked or not: -ENOENT, -ENOTDIR. */
 int ns_find_dir_locked(const struct ns *ns, uint64_t parent, struct ns_inode **out);
+/* What directory `parent` has under `name`: -ENOENT, -ENOTDIR, or what ns_name_check() says. */
+int ns_find_entry_locked(const struct ns *ns, uint64_t parent, const char *name,
+			 struct ns_inode **dir, struct ns_inode **out);
 struct ns_inode *ns_child_locked(const struct ns *ns, const struct ns_inode *dir, const char *name);
 int ns_name_check(const char *name); /* 0, -ENOENT, -EINVAL, -ENAMETOOLONG */
 /* Reserves what ns_link_locked() needs in `dir`, so that it cannot fail. */

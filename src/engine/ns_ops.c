@@ -142,17 +142,11 @@ static int remove_name(struct ns *ns, uint64_t parent, const char *name, bool wa
 	struct ns_inode *dir, *i;
 	uint64_t gone = 0;
 	struct timespec now = ns_now();
-	int res = ns_name_check(name);
+	int res;
 
-	if (res < 0)
-		return res;
 	pthread_mutex_lock(&ns->lock);
-	res = ns_find_dir_locked(ns, parent, &dir);
+	res = ns_find_entry_locked(ns, parent, name, &dir, &i);
 	if (res < 0)
-		goto out_unlock;
-	res = -ENOENT;
-	i = ns_child_locked(ns, dir, name);
-	if (!i)
 		goto out_unlock;
 	res = want_dir ? -ENOTDIR : -EISDIR;
 	if (ns_is_dir(i) != want_dir)
