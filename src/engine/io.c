@@ -399,12 +399,13 @@ void io_destroy(struct io *io)
 
 /* --- the synchronous helpers ----------------------------------------------------------------- */
 
-int io_pread_all(int fd, void *buf, size_t len, uint64_t off)
+/* All of it, in as many calls as that takes; -EIO where the file ends before. */
+static int call_all(int fd, bool write, char *p, size_t len, uint64_t off)
 {
-	char *p = buf;
-
 	while (len) {
-		ssize_t n = pread(fd, p, min_u64(len, IO_PART_MAX), (off_t)off);
+		size_t count = min_u64(len, IO_PART_MAX);
+		ssize_t n =
+			write ? pwrite(fd, p, count, (off_t)off) : pread(fd, p, count, (off_t)off);
 
 		if (n < 0 && (errno == EINTR || errno == EAGAIN))
 			continue;
@@ -419,22 +420,12 @@ int io_pread_all(int fd, void *buf, size_t len, uint64_t off)
 	return 0;
 }
 
+int io_pread_all(int fd, void *buf, size_t len, uint64_t off)
+{
+	return call_all(fd, false, buf, len, off);
+}
+
 int io_pwrite_all(int fd, const void *buf, size_t len, uint64_t off)
 {
-	const char *p = buf;
-
-	while (len) {
-		ssize_t n = pwrite(fd, p, min_u64(len, IO_PART_MAX), (off_t)off);
-
-		if (n < 0 && (errno == EINTR || errno == EAGAIN))
-			continue;
-		if (n < 0)
-			return -errno;
-		if (n == 0)
-			return -EIO;
-		p += n;
-		len -= (size_t)n;
-		off += (uint64_t)n;
-	}
-	return 0;
+	return call_all(fd, true, (char *)(uintptr_t)buf, len, off);
 }
