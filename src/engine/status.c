@@ -70,6 +70,22 @@ static void put_errors(struct engine *e, FILE *f)
 	fputs("]}", f);
 }
 
+/* What both texts are made of. */
+struct figures {
+	struct arena_info ai;
+	struct io_info io;
+	struct pool_info pi;
+	struct commit_info ci;
+};
+
+static void figures_get(struct engine *e, struct figures *g)
+{
+	arena_get_info(e->arena, &g->ai);
+	io_get_info(e->io, &g->io);
+	pool_get_info(e->pool, &g->pi);
+	commit_get_info(&e->c, &g->ci);
+}
+
 struct out {
 	struct engine *e;
 	FILE *f;
@@ -81,17 +97,11 @@ static void collect(void *arg)
 	struct engine *e = o->e;
 	struct cache *c = &e->c;
 	FILE *f = o->f;
-	struct arena_info ai;
-	struct io_info io;
-	struct pool_info pi;
-	struct commit_info ci;
+	struct figures g;
 	struct ns_counts nc;
 	uint64_t dirty = 0, cached = 0;
 
-	arena_get_info(e->arena, &ai);
-	io_get_info(e->io, &io);
-	pool_get_info(e->pool, &pi);
-	commit_get_info(c, &ci);
+	figures_get(e, &g);
 	ns_count(c->ns, &nc);
 	for (unsigned int class = 0; class < POLICY_CLASSES; class ++) {
 		for (struct policy_node *p = policy_victim(c->policy, class, NULL); p;
@@ -112,47 +122,48 @@ static void collect(void *arg)
 		",\"ram\":{\"bytes\":%llu,\"used_bytes\":%llu,\"cached_bytes\":%llu,\"dirty_bytes\":%llu,"
 		"\"leased_bytes\":%llu,\"huge_bytes\":%llu,\"chunks\":%u,\"chunks_free\":%u,"
 		"\"chunks_small\":%u,\"chunks_small_max\":%u,\"window_bytes\":%llu,",
-		U(ai.size), U(ai.used), U(cached), U(dirty), U(c->leased), U(ai.huge), ai.chunks,
-		ai.chunks_free, ai.chunks_small, ai.small_max, U(c->window));
-	put_reason(f, "pages", ai.kind);
+		U(g.ai.size), U(g.ai.used), U(cached), U(dirty), U(c->leased), U(g.ai.huge),
+		g.ai.chunks, g.ai.chunks_free, g.ai.chunks_small, g.ai.small_max, U(c->window));
+	put_reason(f, "pages", g.ai.kind);
 	fputc(',', f);
-	put_reason(f, "pages_reason", ai.reason);
-	fprintf(f, ",\"registered\":%s,", io.registered ? "true" : "false");
-	put_reason(f, "registered_reason", io.registered_reason);
+	put_reason(f, "pages_reason", g.ai.reason);
+	fprintf(f, ",\"registered\":%s,", g.io.registered ? "true" : "false");
+	put_reason(f, "registered_reason", g.io.registered_reason);
 	fputs("},\"io\":{", f);
-	put_reason(f, "engine", io.engine);
+	put_reason(f, "engine", g.io.engine);
 	fputc(',', f);
-	put_reason(f, "engine_reason", io.engine_reason);
-	fprintf(f, ",\"direct\":%s,", io.direct ? "true" : "false");
-	put_reason(f, "direct_reason", io.direct_reason);
+	put_reason(f, "engine_reason", g.io.engine_reason);
+	fprintf(f, ",\"direct\":%s,", g.io.direct ? "true" : "false");
+	put_reason(f, "direct_reason", g.io.direct_reason);
 	fprintf(f,
 		",\"align\":%u,\"reads\":%llu,\"read_bytes\":%llu,\"writes\":%llu,\"write_bytes\":%llu,"
 		"\"syncs\":%llu,\"errors\":%llu,\"retries\":%llu,\"in_flight\":%llu,"
 		"\"read_seconds\":%.3f,\"write_seconds\":%.3f}",
-		io.align, U(io.reads), U(io.read_bytes), U(io.writes), U(io.write_bytes),
-		U(io.syncs), U(io.errors), U(io.retries), U(io.inflight), (double)io.read_ns / 1e9,
-		(double)io.write_ns / 1e9);
+		g.io.align, U(g.io.reads), U(g.io.read_bytes), U(g.io.writes), U(g.io.write_bytes),
+		U(g.io.syncs), U(g.io.errors), U(g.io.retries), U(g.io.inflight),
+		(double)g.io.read_ns / 1e9, (double)g.io.write_ns / 1e9);
 	fprintf(f,
 		",\"pool\":{\"bytes\":%llu,\"limit_bytes\":%llu,\"used_bytes\":%llu,\"free_bytes\":%llu,"
 		"\"available_bytes\":%llu,\"growths\":%llu,\"reserves\":%s,",
-		U(pi.size), U(pi.limit), U(pi.used), U(pi.free), U(pi.available), U(pi.grown),
-		pi.reserves ? "true" : "false");
-	put_reason(f, "host_fs", pi.host_fs);
+		U(g.pi.size), U(g.pi.limit), U(g.pi.used), U(g.pi.free), U(g.pi.available),
+		U(g.pi.grown), g.pi.reserves ? "true" : "false");
+	put_reason(f, "host_fs", g.pi.host_fs);
 	fprintf(f,
 		"},\"catalog\":{\"files\":%llu,\"directories\":%llu,\"bytes\":%llu,\"ballast_bytes\":%llu}",
 		U(nc.files), U(nc.dirs), U(nc.bytes), U(catalog_ballast(e->cat)));
 	fprintf(f,
 		",\"commit\":{\"sequence\":%llu,\"count\":%llu,\"time\":%.3f,\"running\":%s,"
 		"\"pending_blocks\":%llu,\"last_bytes\":%llu,\"last_seconds\":%.6f,\"error\":",
-		U(ci.seq), U(ci.count), (double)ci.time_ns / 1e9, ci.running ? "true" : "false",
-		U(ci.pending), U(ci.last_bytes), (double)ci.last_ns / 1e9);
-	if (ci.error)
-		status_string(f, strerror(-ci.error));
+		U(g.ci.seq), U(g.ci.count), (double)g.ci.time_ns / 1e9,
+		g.ci.running ? "true" : "false", U(g.ci.pending), U(g.ci.last_bytes),
+		(double)g.ci.last_ns / 1e9);
+	if (g.ci.error)
+		status_string(f, strerror(-g.ci.error));
 	else
 		fputs("null", f);
 	fprintf(f, ",\"interval_seconds\":%d}", e->opts.commit_seconds);
 	fputs(",\"step\":{", f);
-	put_step(f, "committed", ci.step);
+	put_step(f, "committed", g.ci.step);
 	fputc(',', f);
 	put_step(f, "boundary", commit_boundary(c));
 	fputc(',', f);
@@ -210,27 +221,22 @@ static void collect_stats(void *arg)
 	struct engine *e = o->e;
 	struct cache *c = &e->c;
 	FILE *f = o->f;
-	struct arena_info ai;
-	struct io_info io;
-	struct pool_info pi;
-	struct commit_info ci;
+	struct figures g;
 
-	arena_get_info(e->arena, &ai);
-	io_get_info(e->io, &io);
-	pool_get_info(e->pool, &pi);
-	commit_get_info(c, &ci);
-	metric(f, "ram_bytes", "gauge", "Size of the RAM tier.", (double)ai.size);
+	figures_get(e, &g);
+	metric(f, "ram_bytes", "gauge", "Size of the RAM tier.", (double)g.ai.size);
 	metric(f, "ram_used_bytes", "gauge", "Bytes of the RAM tier that hold blocks.",
-	       (double)ai.used);
-	metric(f, "pool_bytes", "gauge", "Size of the pool file.", (double)pi.size);
-	metric(f, "pool_used_bytes", "gauge", "Bytes of the pool in use.", (double)pi.used);
+	       (double)g.ai.used);
+	metric(f, "pool_bytes", "gauge", "Size of the pool file.", (double)g.pi.size);
+	metric(f, "pool_used_bytes", "gauge", "Bytes of the pool in use.", (double)g.pi.used);
 	metric(f, "pool_available_bytes", "gauge", "Bytes that can still be stored.",
-	       (double)pi.available);
+	       (double)g.pi.available);
 	metric(f, "read_bytes_total", "counter", "Bytes read from the drive.",
-	       (double)io.read_bytes);
+	       (double)g.io.read_bytes);
 	metric(f, "written_bytes_total", "counter", "Bytes written to the drive.",
-	       (double)io.write_bytes);
-	metric(f, "io_errors_total", "counter", "Failed requests at the drive.", (double)io.errors);
+	       (double)g.io.write_bytes);
+	metric(f, "io_errors_total", "counter", "Failed requests at the drive.",
+	       (double)g.io.errors);
 	metric(f, "cache_hits_total", "counter", "Blocks found in the RAM tier.",
 	       (double)c->stats.hits);
 	metric(f, "cache_misses_total", "counter", "Blocks not found in the RAM tier.",
@@ -241,13 +247,14 @@ static void collect_stats(void *arg)
 	       (double)c->stats.checksum_errors);
 	metric(f, "uncured_blocks", "gauge", "Dirty blocks whose last write failed.",
 	       (double)c->error_blocks);
-	metric(f, "commits_total", "counter", "Durable commits since the mount.", (double)ci.count);
+	metric(f, "commits_total", "counter", "Durable commits since the mount.",
+	       (double)g.ci.count);
 	metric(f, "commit_last_seconds", "gauge", "Duration of the last commit.",
-	       (double)ci.last_ns / 1e9);
+	       (double)g.ci.last_ns / 1e9);
 	metric(f, "commit_time_seconds", "gauge",
-	       "When the last commit became durable (Unix time).", (double)ci.time_ns / 1e9);
-	if (ci.step != STEP_NONE)
-		metric(f, "committed_step", "gauge", "Step of the last commit.", (double)ci.step);
+	       "When the last commit became durable (Unix time).", (double)g.ci.time_ns / 1e9);
+	if (g.ci.step != STEP_NONE)
+		metric(f, "committed_step", "gauge", "Step of the last commit.", (double)g.ci.step);
 	metric(f, "step_torn", "gauge", "1 if a step was begun and its process died.",
 	       e->torn ? 1 : 0);
 }
