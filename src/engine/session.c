@@ -231,7 +231,8 @@ static void hello(struct session *s, const struct moment_msg *msg)
 		if (e->writer)
 			session_error(
 				s, msg, -EBUSY,
-				"%s already has a writing session: %s (pid %ld); one at a time, end that one first",
+				"%s already has a writing session: %s (pid %ld on this host); one at a time, end that one "
+				"first",
 				e->path, e->writer->client, (long)e->writer->opts.pid);
 		else
 			session_error(

@@ -104,6 +104,22 @@ const char *json_find(const char *text, const char *path)
 	return text;
 }
 
+const char *json_first(const char *value)
+{
+	if (!value || *value != '[')
+		return NULL;
+	value = skip_space(value + 1);
+	return *value && *value != ']' ? value : NULL;
+}
+
+const char *json_next(const char *element)
+{
+	const char *s = skip_value(element);
+
+	s = s ? skip_space(s) : NULL;
+	return s && *s == ',' ? skip_space(s + 1) : NULL;
+}
+
 /* Writes code point c as UTF-8. */
 static char *put_utf8(char *o, unsigned long c)
 {

@@ -8,6 +8,9 @@
 /* The value at a dotted path of keys ("commit.step") in a JSON object: a pointer into text, or
  * NULL. */
 const char *json_find(const char *text, const char *path);
+/* The first element of an array, and the one after an element. NULL: no more, or no array. */
+const char *json_first(const char *value);
+const char *json_next(const char *element);
 /* As a string, malloc'ed, or NULL if it is none. */
 char *json_string(const char *value);
 /* As an unsigned number; `none` if it is none (or null, or negative). */

@@ -452,6 +452,51 @@ static int open_control(struct mm *m, const char *name, int *fd)
 	return *fd < 0 ? mm_error(m, -errno, name) : 0;
 }
 
+/*
+ * One trainer at a time. Those that work through the files lock .moment/step: the kernel that has
+ * it mounted keeps the lock, and it ends with the process. Byte 0 is what excludes; the byte at our
+ * pid only tells who has it.
+ */
+static int take_lock(struct mm *m)
+{
+	struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+
+	if (fcntl(m->step_fd, F_OFD_SETLK, &lk) == 0) {
+		lk.l_start = getpid();
+		fcntl(m->step_fd, F_OFD_SETLK, &lk);
+		return 0;
+	}
+	if (errno != EAGAIN && errno != EACCES)
+		return mm_error(m, -errno, ".moment/step");
+	lk = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1};
+	if (fcntl(m->step_fd, F_OFD_GETLK, &lk) || lk.l_type == F_UNLCK)
+		lk.l_start = 0;
+	return err_set(
+		-EBUSY,
+		"%s already has a trainer, working through its files (pid %ld on this host); one at a time, "
+		"end that one first",
+		m->path.mount, (long)lk.l_start);
+}
+
+/* A writing session has the files to itself. */
+static int no_session(struct mm *m, const char *status)
+{
+	const char *s;
+
+	for (s = json_first(json_find(status, "sessions")); s; s = json_next(s)) {
+		const char *writes = json_find(s, "writes");
+
+		if (writes && strncmp(writes, "true", 4) == 0)
+			return err_set(
+				-EBUSY,
+				"%s already has a writing session (pid %llu on this host); one at a time, "
+				"end that one first",
+				m->path.mount,
+				(unsigned long long)json_u64(json_find(s, "pid"), 0));
+	}
+	return 0;
+}
+
 int path_open_mmap(const struct path_opts *o, struct path **out)
 {
 	struct mm *m = calloc(1, sizeof(*m));
@@ -478,7 +523,11 @@ int path_open_mmap(const struct path_opts *o, struct path **out)
 	m->path.block = (uint32_t)json_u64(json_find(status, "block"), 2u << 20);
 	m->path.ram = json_u64(json_find(status, "ram.size"), 0);
 	m->path.holder_pid = (uint32_t)json_u64(json_find(status, "mount.pid"), 0);
+	if (!m->readonly)
+		res = no_session(m, status);
 	free(status);
+	if (res < 0)
+		goto out_close;
 	m->path.quota = m->path.window = WINDOW;
 	if (m->path.quota < (uint64_t)MOMENT_ROLES * m->path.block)
 		m->path.quota = (uint64_t)MOMENT_ROLES * m->path.block;
@@ -496,6 +545,8 @@ int path_open_mmap(const struct path_opts *o, struct path **out)
 			res = open_control(m, ".moment/prefetch", &m->hint_fd);
 		if (res == 0)
 			res = open_control(m, ".moment/control", &m->control_fd);
+		if (res == 0)
+			res = take_lock(m);
 		if (res < 0)
 			goto out_close;
 	}
