@@ -2,7 +2,9 @@
 """Session: libmoment's session as a Python object. Arrays are anything with an address: numpy or torch."""
 
 import ctypes
+import errno
 import os
+import re
 import sys
 import warnings
 import weakref
@@ -20,11 +22,55 @@ def _path(p):
     return os.fsencode(p) if p is not None else None
 
 
+def _of_ranks(backing):
+    """{world size: the directories of its ranks that are in backing}."""
+    out = {}
+    try:
+        names = sorted(os.listdir(backing))
+    except OSError:  # for the library to tell
+        return out
+    for name in names:
+        match = re.fullmatch(r"rank\d+-of-(\d+)", os.fsdecode(name))
+        if match:
+            out.setdefault(int(match[1]), []).append(os.fsdecode(name))
+    return out
+
+
+def shard_backing(backing, shard, fresh=False):
+    """The backing of one rank: a directory in backing that names rank and world size, so that ranks that start together
+    do not meet, and a job of another size does not take one rank's state for another's."""
+    there = _of_ranks(backing) if backing is not None else {}
+    if shard is None:
+        if there:
+            (world, ranks), *_ = there.items()
+            raise _lib.MomentError(errno.EEXIST, f"{os.fsdecode(backing)} holds the state of {world} ranks "
+                                   f"({', '.join(ranks)}): pass shard=(rank, {world}), or take another directory")
+        return backing
+    rank, world = shard
+    if backing is None:
+        raise ValueError("shard= needs backing=: a mount is one trainer's, so with mount= each rank has a mount of its own")
+    if not 0 <= rank < world:
+        raise ValueError(f"shard={shard!r}: (rank, world size), with the rank from 0 to world size - 1")
+    there.pop(world, None)
+    text = "; ".join(f"{n} ranks ({', '.join(ranks)})" for n, ranks in there.items())
+    if there and not fresh:
+        raise _lib.MomentError(errno.EEXIST, f"{os.fsdecode(backing)} holds the state of {text}, and this job has {world}: "
+                               "start it with as many, take another directory, or begin anew with fresh=True")
+    if there:
+        warnings.warn(f"{os.fsdecode(backing)} still holds the state of {text}: remove it if nobody needs it", stacklevel=4)
+    os.makedirs(backing, exist_ok=True)
+    if os.path.exists(os.path.join(os.fsdecode(backing), "catalog.sqlite")):
+        raise _lib.MomentError(errno.EEXIST, f"{os.fsdecode(backing)} is itself a backing, of a job that was not sharded: "
+                               "take another directory")
+    return os.path.join(os.fsdecode(backing), f"rank{rank}-of-{world}")
+
+
 class Session:
     """One trainer's hold on one backing. See moment.h for the meaning of everything here.
 
     mount: a live mount point; backing: a directory (its daemon is joined, or else the engine runs in this process);
     neither: a temporary backing. resume: True, or "partial" to let parameters that are not there start at zero.
+    shard: (rank, world size), where every rank keeps its own part: its backing is a directory in backing.
     """
 
     def __init__(
@@ -32,6 +78,7 @@ class Session:
         mount=None,
         backing=None,
         *,
+        shard=None,
         resume=False,
         fresh=False,
         readonly=False,
@@ -46,6 +93,7 @@ class Session:
     ):
         if resume not in (False, True, "partial"):
             raise ValueError(f"resume={resume!r}: False, True or 'partial'")
+        backing = shard_backing(backing, shard, fresh)
         self._messages = []
         self._on_message = _lib.MESSAGE_FN(self._take_message)  # lives as long as the session
         flags = (

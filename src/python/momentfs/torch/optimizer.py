@@ -79,6 +79,7 @@ class FileOptimizer(torch.optim.Optimizer):
         model=None,
         mount=None,
         backing=None,
+        shard=None,
         resume=False,
         fresh=False,
         ram=None,
@@ -117,6 +118,7 @@ class FileOptimizer(torch.optim.Optimizer):
         self._session = Session(
             mount=mount,
             backing=backing,
+            shard=shard,
             resume=resume,
             fresh=fresh,
             data=data,
@@ -431,66 +433,53 @@ class FileOptimizer(torch.optim.Optimizer):
         raise TypeError("an optimizer with a session cannot be pickled or copied: use state_dict()")
 
 
-def _torch_defaults(cls):
-    """The keys that this version of torch has in its own groups, so that exported ones fit."""
-    return dict(cls([torch.zeros(1)]).defaults)
+class _AsTorchs(FileOptimizer):
+    """An optimizer with the signature and the defaults of one of torch's."""
+
+    _torchs = None  # the class; as exported groups have all keys of its own, they fit this version of torch
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=None,
+        amsgrad=False,
+        *,
+        maximize=False,
+        foreach=None,
+        capturable=False,
+        differentiable=False,
+        fused=None,
+        **where,
+    ):
+        if capturable or differentiable:
+            raise ValueError("capturable and differentiable are for torch's own optimizers")
+        defaults = dict(self._torchs([torch.zeros(1)]).defaults)
+        defaults.update(lr=lr, betas=betas, eps=eps, amsgrad=amsgrad, maximize=maximize)
+        if weight_decay is not None:
+            defaults["weight_decay"] = weight_decay
+        super().__init__(params, defaults, decoupled=self._torchs is torch.optim.AdamW, **where)
 
 
-class AdamW(FileOptimizer):
+class AdamW(_AsTorchs):
     """torch.optim.AdamW with its state on the drive.
 
     params: named_parameters(), (name, tensor) pairs, groups of these, or plain tensors with model=.
     mount: a live mount point. backing: a directory. Neither: temporary. What is there already is refused unless
     resume=True (names and shapes are checked; "partial" lets new parameters start at zero) or fresh=True.
+    shard: (rank, world size), for ranks that each keep the state of their own shards: backing has a directory a rank.
     nonfinite="raise": NonFiniteGradient before anything is written. master=False: 16-bit weights are updated in place
     instead of through fp32 masters. nvme_offload_fraction: as ColossalAI's; the rest stays in the RAM tier.
     ram, block (bytes), commit_seconds: of an engine in this process. data: "session", "mmap", "embedded".
+    weight_decay: torch's own default if it is not given, 1e-2.
     """
 
-    def __init__(
-        self,
-        params,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=1e-2,
-        amsgrad=False,
-        *,
-        maximize=False,
-        foreach=None,
-        capturable=False,
-        differentiable=False,
-        fused=None,
-        **where,
-    ):
-        defaults = _torch_defaults(torch.optim.AdamW)
-        defaults.update(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize)
-        if capturable or differentiable:
-            raise ValueError("capturable and differentiable are for torch's own optimizers")
-        super().__init__(params, defaults, decoupled=True, **where)
+    _torchs = torch.optim.AdamW
 
 
-class Adam(FileOptimizer):
-    """torch.optim.Adam with its state on the drive; see AdamW."""
+class Adam(_AsTorchs):
+    """torch.optim.Adam with its state on the drive; see AdamW. Its weight_decay is 0 if it is not given."""
 
-    def __init__(
-        self,
-        params,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=0,
-        amsgrad=False,
-        *,
-        maximize=False,
-        foreach=None,
-        capturable=False,
-        differentiable=False,
-        fused=None,
-        **where,
-    ):
-        defaults = _torch_defaults(torch.optim.Adam)
-        defaults.update(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize)
-        if capturable or differentiable:
-            raise ValueError("capturable and differentiable are for torch's own optimizers")
-        super().__init__(params, defaults, decoupled=False, **where)
+    _torchs = torch.optim.Adam
