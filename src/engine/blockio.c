@@ -161,6 +161,11 @@ static void write_done(struct io_op *io)
 	struct slot *s = file_slot(f, b->n);
 	bool frozen = b->frozen;
 
+	if (!io->res && s->unsure) { /* a sync has failed meanwhile: once more */
+		s->unsure = false;
+		io_submit(c->io, io);
+		return;
+	}
 	c->writing--;
 	if (io->res) {
 		write_failed(b, io->res);
@@ -215,6 +220,8 @@ static void write_start(struct block *b, bool urgent)
 	uint32_t len = block_write_len(b);
 	bool in_place = !extent_is_hole(&s->live) && s->seq == 0;
 
+	/* If it cannot be written, the block stays dirty, in memory: nothing more to remember. */
+	s->unsure = false;
 	/* A place is as long as the content was when the writer came. If the file has grown since,
 	 * elsewhere, the rest is zeros and need not be written. */
 	b->next_spare = !in_place || (s->live.len < len && s->nspare);

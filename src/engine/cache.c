@@ -558,7 +558,8 @@ void cache_put(struct cache *c, struct want *w, bool changed)
 			b->filler = false;
 			block_set_state(b, BLOCK_DIRTY);
 			file_changed(c, b->f);
-		} else if (!changed && w->was_clean && b->state == BLOCK_DIRTY && !b->frozen) {
+		} else if (!changed && w->was_clean && b->state == BLOCK_DIRTY && !b->frozen &&
+			   !file_slot(b->f, b->n)->unsure) {
 			block_set_state(b, BLOCK_CLEAN);
 			slot_trim(c, file_slot(b->f, b->n));
 		}

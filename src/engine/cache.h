@@ -56,6 +56,7 @@ struct slot {
 	uint32_t spare_len;   /* bytes of each */
 	uint8_t nspare;
 	bool keep;	 /* owns two places for good */
+	bool unsure;	 /* a sync has failed since a write of it last began: unsure.c */
 	uint32_t acct;	 /* bytes counted in file.bytes */
 	struct block *b; /* cached, or NULL */
 };

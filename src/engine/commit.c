@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "engine/commit.h"
+#include "engine/unsure.h"
 
 #define NONE UINT64_MAX
 
@@ -22,11 +23,13 @@ struct commit {
 	/* the one under way */
 	struct catalog_txn *txn;
 	uint64_t seq, step;
-	unsigned int pending; /* frozen blocks */
+	unsigned int pending; /* frozen blocks, and one for `again` */
 	int res;
 	uint64_t start_ns, bytes;
 	bool full; /* no file was held back */
+	bool lost; /* its sync failed */
 	struct freed_list frees;
+	struct unsure_run again; /* what a failed sync made unsure, written again */
 	uint64_t *inos;
 	size_t ninos, cap;
 	struct extent *scratch;
@@ -45,6 +48,7 @@ struct commit {
 };
 
 static void timer_fire(struct loop_timer *t);
+static void again_done(struct unsure_run *u);
 
 static void tell(struct list *waiters, int res)
 {
@@ -64,7 +68,8 @@ int commit_init(struct cache *c, int seconds)
 	if (!m)
 		return -ENOMEM;
 	catalog_get_meta(c->cat, &meta);
-	m->c = c;
+	m->c = m->again.c = c;
+	m->again.done = again_done;
 	m->seconds = seconds;
 	m->boundary = NONE;
 	m->committed = meta.has_step ? meta.step : NONE;
@@ -91,6 +96,7 @@ void commit_fini(struct cache *c)
 		catalog_txn_end(c->cat, m->txn, -ECANCELED);
 	tell(&m->waiting, -ECANCELED);
 	tell(&m->next, -ECANCELED);
+	unsure_fini(&m->again);
 	free(m->frees.v);
 	free(m->inos);
 	free(m->scratch);
@@ -179,6 +185,8 @@ static void finish(struct commit *m, int res)
 
 	if (res) {
 		undo(m);
+		if (m->lost)
+			unsure_mark(c, m->seq);
 	} else {
 		struct timespec now;
 
@@ -255,6 +263,7 @@ static void sync_done(struct io_op *io)
 
 	if (io->res) {
 		m->c->report(m->c->arg, io->res, 0, 0, 0, "fdatasync of the pool failed");
+		m->lost = true;
 		finish(m, io->res);
 		return;
 	}
@@ -295,6 +304,17 @@ void commit_block_done(struct cache *c, struct block *b, int res)
 		written(m);
 }
 
+static void again_done(struct unsure_run *u)
+{
+	struct commit *m = container_of(u, struct commit, again);
+
+	if (!m->res)
+		m->res = u->res;
+	m->bytes += u->bytes;
+	if (--m->pending == 0)
+		written(m);
+}
+
 /* ---- freeze ---- */
 
 /*
@@ -313,8 +333,9 @@ static bool must_write(const struct slot *s)
 static int take_file(struct commit *m, struct file *f)
 {
 	struct cache *c = m->c;
-	/* A block past the end has no bytes that anybody was told of yet: the next commit takes it. */
+	/* A block past the end has no bytes that anybody was told of: the next commit takes it. */
 	uint32_t n = (uint32_t)min_u64(file_map_len(c, f), file_nblocks(c, f));
+	size_t unsure = 0;
 	int r;
 
 	if (m->ninos == m->cap) {
@@ -340,8 +361,11 @@ static int take_file(struct commit *m, struct file *f)
 		memset(&m->scratch[i], 0, sizeof(m->scratch[i]));
 		if (s && !must_write(s))
 			m->scratch[i] = s->live;
+		unsure += s && s->unsure;
 	}
-	r = catalog_txn_map(m->txn, f->ino, m->scratch, n);
+	r = unsure_room(&m->again, unsure);
+	if (!r)
+		r = catalog_txn_map(m->txn, f->ino, m->scratch, n);
 	if (r)
 		return r;
 	/* From here on nothing can fail. */
@@ -355,8 +379,11 @@ static int take_file(struct commit *m, struct file *f)
 			s->b->frozen = true;
 			m->pending++;
 			block_write(s->b, false);
-		} else if (!extent_is_hole(&s->live) && s->seq == 0) {
-			s->seq = m->seq;
+		} else if (!extent_is_hole(&s->live)) {
+			if (s->seq == 0)
+				s->seq = m->seq;
+			if (s->unsure)
+				unsure_add(&m->again, f, i, &s->live);
 		}
 	}
 	list_remove(&f->changed_link);
@@ -394,9 +421,10 @@ void commit_start(struct cache *c)
 	TRACE(c, "freeze", 0, m->seq, 0);
 	m->res = 0;
 	m->bytes = 0;
+	m->lost = false;
 	m->start_ns = loop_now_ns();
 	m->ninos = 0;
-	m->pending = 1; /* keeps blocks that finish meanwhile from ending it */
+	m->pending = 2; /* `again`, and one that keeps what finishes meanwhile from ending it */
 	freed_move(&m->frees, &c->orphans);
 	list_for_each_safe(l, tmp, &c->changed)
 	{
@@ -424,13 +452,14 @@ void commit_start(struct cache *c)
 		m->info.full = m->full;
 		if (m->full)
 			m->last_full_ns = m->start_ns;
-		if (!c->error_blocks)
+		if (!c->error_blocks && m->full)
 			m->info.error = 0;
 		tell(&m->waiting, 0);
 		space_wake(c);
 		return;
 	}
 	block_write_pump(c);
+	unsure_start(&m->again);
 	if (--m->pending == 0)
 		written(m);
 }

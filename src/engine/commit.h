@@ -5,10 +5,12 @@
  * Loop thread only. One commit at a time:
  *
  *	freeze	an instant: the rows that changed (catalog_freeze), a copy of each changed file's
- *map, and the dirty blocks of these files. Files of an open or torn step are left out. write the
- *frozen blocks go to their places; a writer that wants one waits for it, and it goes first sync
- *fdatasync of the pool record	one SQLite transaction, on a work thread; when it returns the commit
- *is durable free	the places that only the previous commit referred to may be reused
+ *		map, and the dirty blocks of these files. Files of an open or torn step are left out
+ *	write	the frozen blocks go to their places; a writer that wants one waits for it, and it
+ *		goes first. What a failed sync made unsure is written again (unsure.h)
+ *	sync	fdatasync of the pool
+ *	record	one SQLite transaction, on a work thread; when it returns the commit is durable
+ *	free	the places that only the previous commit referred to may be reused
  *
  * If any of it fails, the previous commit stays, everything is still dirty, and the next commit
  * takes it again.

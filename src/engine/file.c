@@ -123,6 +123,7 @@ int file_load_map(struct cache *c, struct file *f, const struct extent *map, uin
 		/* A block may have been written with bytes past the committed size. */
 		s->live.valid = (uint32_t)min_u64(s->live.valid, file_content(c, f, i));
 		s->seq = seq;
+		s->unsure = false;
 		slot_account(c, f, i);
 	}
 	return 0;
@@ -365,6 +366,7 @@ void slot_drop_live(struct cache *c, struct file *f, struct slot *s, uint32_t n)
 		return;
 	memset(&s->live, 0, sizeof(s->live));
 	s->seq = 0;
+	s->unsure = false;
 	if (seq == 0)
 		place_release(c, s, (struct poff){e.off}, e.len);
 	else

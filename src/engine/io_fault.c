@@ -12,6 +12,10 @@
  * after it completed has succeeded. A cut walks it backwards. Where two writes overlap, a
  * piece ends as any of its versions since the last sync, which is what drives do.
  *
+ * A sync that fails makes everything in the journal doubtful for good, whatever later syncs say:
+ * the kernel may have forgotten pages that it could not write, a drive the content of its cache. A
+ * doubtful sector is safe only when a later write of it is.
+ *
  * Loop thread only. Allocates, reads and writes synchronously: this is for tests.
  */
 #include <errno.h>
@@ -35,7 +39,9 @@ struct journal_entry {
 	struct list link;
 	uint64_t off, len;
 	uint64_t done_seq; /* when it completed; 0: in flight */
+	bool doubtful;	   /* a sync has failed since it began */
 	char *old;
+	bool safe[]; /* by sector, of a doubtful one: written again since, and synced */
 };
 
 /* What was decided for a part, by part->idx. */
@@ -43,7 +49,8 @@ struct fault_part {
 	uint64_t due;
 	uint64_t sync_seq;
 	unsigned int unsaid; /* bytes moved but not reported */
-	bool flip;
+	int error;
+	bool flip, doubtful;
 	struct journal_entry *entry;
 };
 
@@ -159,12 +166,13 @@ static int journal_add(struct io_fault *f, struct io_part *part)
 
 	if (!part->count)
 		return 0;
-	e = calloc(1, sizeof(*e));
+	e = calloc(1, sizeof(*e) + part->count / SECTOR);
 	if (!e)
 		return -ENOMEM;
 	e->off = part->off;
 	e->len = part->count;
 	e->old = alloc_aligned(e->len);
+	e->doubtful = f->parts[part->idx].doubtful;
 	list_init(&e->link);
 	ret = e->old ? read_padded(f->fd, e->old, e->len, e->off) : -ENOMEM;
 	if (ret) {
@@ -176,15 +184,82 @@ static int journal_add(struct io_fault *f, struct io_part *part)
 	return 0;
 }
 
-/* A sync that began at `seq` has succeeded: what had completed by then is safe. */
+/* `e` is on the drive for good, and so are the sectors that older, doubtful ones share with it. */
+static void journal_settle(struct io_fault *f, const struct journal_entry *e)
+{
+	list_for_each_safe(pos, tmp, &f->journal)
+	{
+		struct journal_entry *d = list_entry(pos, struct journal_entry, link);
+		uint64_t left = 0;
+
+		if (d == e)
+			break;
+		if (!d->doubtful)
+			continue;
+		for (uint64_t i = 0; i < d->len / SECTOR; i++) {
+			uint64_t at = d->off + i * SECTOR;
+
+			if (at >= e->off && at < e->off + e->len)
+				d->safe[i] = true;
+			left += !d->safe[i];
+		}
+		if (!left)
+			entry_free(d);
+	}
+}
+
+/* A sync that began at `seq` has succeeded: what had completed by then is safe, unless doubtful. */
 static void journal_retire(struct io_fault *f, uint64_t seq)
 {
 	list_for_each_safe(pos, tmp, &f->journal)
 	{
 		struct journal_entry *e = list_entry(pos, struct journal_entry, link);
 
-		if (e->done_seq && e->done_seq <= seq)
+		if (e->doubtful || !e->done_seq || e->done_seq > seq)
+			continue;
+		journal_settle(f, e);
+		entry_free(e);
+	}
+}
+
+/* Gives a random part of what the write replaced back to the drive. */
+static int entry_undo(struct io_fault *f, const struct journal_entry *e, uint64_t *rng)
+{
+	char *now = alloc_aligned(e->len);
+	int ret;
+
+	if (!now)
+		return -ENOMEM;
+	ret = read_padded(f->fd, now, e->len, e->off);
+	if (!ret) {
+		for (uint64_t at = 0; at < e->len; at += SECTOR) {
+			if (!e->safe[at / SECTOR] && (rng_next(rng) & 1))
+				memcpy(now + at, e->old + at, SECTOR);
+		}
+		ret = io_pwrite_all(f->fd, now, e->len, e->off);
+	}
+	free(now);
+	return ret;
+}
+
+/* A sync has failed. */
+static void journal_doubt(struct io_fault *f)
+{
+	for (struct list *pos = f->journal.prev; pos != &f->journal;) {
+		struct journal_entry *e = list_entry(pos, struct journal_entry, link);
+
+		pos = pos->prev;
+		/* What is in flight is still to reach the drive. */
+		if (f->spec.drop && e->done_seq) {
+			entry_undo(f, e, &f->rng);
 			entry_free(e);
+		} else {
+			e->doubtful = true;
+		}
+	}
+	list_for_each(pos, &f->delayed)
+	{
+		f->parts[list_entry(pos, struct io_part, link)->idx].doubtful = true;
 	}
 }
 
@@ -213,8 +288,12 @@ static void inner_done(void *owner, struct io_part *part, int res)
 		fp->entry->done_seq = ++f->seq;
 		fp->entry = NULL;
 	}
-	if (part->call == IO_CALL_SYNC && res == 0)
-		journal_retire(f, fp->sync_seq);
+	if (part->call == IO_CALL_SYNC) {
+		if (res == 0)
+			journal_retire(f, fp->sync_seq);
+		else
+			journal_doubt(f);
+	}
 	if (fp->flip && res > 0 && !f->dead) {
 		uint64_t bit = rng_next(&f->rng) % ((uint64_t)res * 8);
 
@@ -229,26 +308,6 @@ static void inner_done(void *owner, struct io_part *part, int res)
 }
 
 /* --- power cut -------------------------------------------------------------------------------- */
-
-/* Gives a random part of what the write replaced back to the drive. */
-static int entry_undo(struct io_fault *f, const struct journal_entry *e, uint64_t *rng)
-{
-	char *now = alloc_aligned(e->len);
-	int ret;
-
-	if (!now)
-		return -ENOMEM;
-	ret = read_padded(f->fd, now, e->len, e->off);
-	if (!ret) {
-		for (uint64_t at = 0; at < e->len; at += SECTOR) {
-			if (rng_next(rng) & 1)
-				memcpy(now + at, e->old + at, min_u64(SECTOR, e->len - at));
-		}
-		ret = io_pwrite_all(f->fd, now, e->len, e->off);
-	}
-	free(now);
-	return ret;
-}
 
 static int power_cut(struct io_fault *f, uint64_t seed)
 {
@@ -286,6 +345,12 @@ static void pass_on(struct io_fault *f, struct io_part *part)
 	struct fault_part *fp = &f->parts[part->idx];
 	int ret;
 
+	if (fp->error) {
+		if (part->call == IO_CALL_SYNC)
+			journal_doubt(f);
+		make_ready(f, part, -fp->error);
+		return;
+	}
 	if (part->call == IO_CALL_WRITE) {
 		if (f->spec.cut && f->writes >= f->spec.cut_after && !f->dead)
 			power_cut(f, rng_next(&f->rng));
@@ -345,12 +410,12 @@ static void fault_start(struct io_backend *be, struct io_part *part)
 	}
 	k = &f->spec.kind[part->call];
 	if (roll(f, k->error)) {
-		make_ready(f, part, -k->errnum);
-		return;
+		fp->error = k->errnum;
+	} else {
+		if (roll(f, k->shorten))
+			make_short(f, part);
+		fp->flip = roll(f, k->flip);
 	}
-	if (roll(f, k->shorten))
-		make_short(f, part);
-	fp->flip = roll(f, k->flip);
 	if (roll(f, k->delay))
 		delay(f, part, k->delay_ns);
 	else

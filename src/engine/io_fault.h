@@ -19,8 +19,9 @@
 int io_fault_set(struct io *io, const char *spec, char *why, size_t why_len);
 
 /*
- * The power goes out now: of every write since the last completed sync, each 512-byte piece is on
- * the drive or is not, by chance (`seed`). All ops in flight and all later ones fail with -EIO.
+ * The power goes out now: of every write since the last completed sync, and of those since the last
+ * good one before a failed one that were not written again, each 512-byte piece is on the drive or
+ * is not, by chance (`seed`). All ops in flight and all later ones fail with -EIO.
  * The file is then what the next mount would find. Needs "journal" in the spec, else -EINVAL.
  */
 int io_fault_cut(struct io *io, uint64_t seed);

@@ -10,6 +10,8 @@
  *   KIND.delay=TIME:RATE    start later; TIME as 300us, 2ms, 1s
  *   error=, short=, flip=, delay=     the same for every kind that can
  *   journal                 keep what writes replace until the next sync, for io_fault_cut()
+ *   drop                    a sync that fails drops part of what was written since the last
+ *                           good one at once, not only at a power cut; implies journal
  *   cut=N                   the power goes out after N writes; implies journal
  *   cut=N:exit              and the process dies with it (exit status 70)
  *   file=PATH               all rates count only while PATH exists (not a comma in it)
@@ -137,8 +139,9 @@ static bool parse_word(struct fault_spec *spec, char *word)
 	char *value = strchr(word, '='), *exits;
 
 	if (!value) {
-		spec->journal |= !strcmp(word, "journal");
-		return !strcmp(word, "journal");
+		spec->drop |= !strcmp(word, "drop");
+		spec->journal |= spec->drop || !strcmp(word, "journal");
+		return !strcmp(word, "journal") || !strcmp(word, "drop");
 	}
 	*value++ = '\0';
 	if (!strcmp(word, "seed"))

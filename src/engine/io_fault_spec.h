@@ -16,7 +16,7 @@ struct fault_kind {
 
 struct fault_spec {
 	struct fault_kind kind[3]; /* by enum io_call: READ, WRITE, SYNC */
-	bool journal, cut, cut_exit;
+	bool journal, drop, cut, cut_exit;
 	uint64_t cut_after, seed;
 	char file[256];
 };

@@ -64,8 +64,9 @@ static char dir[300];
 static struct engine_opts opts;
 static bool stepping, with_faults = true, faulty;
 static bool want_faults; /* errors may come from the drive now */
+static bool dropped;	 /* and it may have dropped writes */
 static uint64_t stats_cuts, stats_under_way, stats_commits, stats_rollbacks, stats_torn,
-	stats_faults, stats_full;
+	stats_faults, stats_dropped, stats_full;
 
 static uint64_t bytes_of(const struct param_model *p)
 {

@@ -554,6 +554,8 @@ static void random_faults(void)
 		"write.error=EIO:0.1",
 		"read.error=EIO:0.1",
 		"sync.error=EIO:0.3",
+		"sync.error=EIO:0.5,delay=2ms:0.5",
+		"drop,sync.error=EIO:0.5",
 		"write.error=ENOSPC:0.2",
 		"write.error=EDQUOT:0.2",
 		"write.short=0.3,read.short=0.3",
@@ -565,13 +567,16 @@ static void random_faults(void)
 	static const char *const catalog[] = {"write.error=EIO:0.1", "sync.error=EIO:0.2",
 					      "write.error=ENOSPC:1", "write.short=0.1"};
 	static char spec[200];
+	const char *s = specs[below(sizeof(specs) / sizeof(specs[0]))];
 
 	snprintf(spec, sizeof(spec), "seed=%llu,journal,%s", (unsigned long long)below(1u << 30),
-		 specs[below(sizeof(specs) / sizeof(specs[0]))]);
+		 s);
 	want_faults = true;
 	stats_faults++;
-	if (below(4))
+	if (below(4)) {
 		drive_faults(spec);
+		dropped = dropped || !strncmp(s, "drop", 4);
+	}
 	if (below(3) == 0) {
 		snprintf(spec, sizeof(spec), "seed=%llu,%s", (unsigned long long)below(1u << 30),
 			 catalog[below(4)]);
@@ -580,7 +585,11 @@ static void random_faults(void)
 	}
 }
 
-/* The drive is well again: after a commit everything must be as if nothing had been. */
+/*
+ * The drive is well again: after a commit everything must be as if nothing had been. Where it has
+ * dropped what it was given, blocks that had left memory may be gone: then no commit may succeed,
+ * and the last one is what is there.
+ */
 static void cure(void)
 {
 	int64_t r;
@@ -588,6 +597,14 @@ static void cure(void)
 	drive_faults("seed=1,journal,delay=0us:0");
 	must(sqlite_fault_set(vfs, "", NULL, 0), "sqlite_fault_set");
 	want_faults = false;
+	if (dropped) {
+		r = drive_op(ENGINE_SYNC, 0, 0, 0, 0, NULL);
+		if (!r && !stepping)
+			all_is_durable();
+		note("sync after drops: %s", strerror((int)-r));
+		stats_dropped += r != 0;
+		power_cut();
+	}
 	if (client.s && stepping) {
 		/* The step could not be finished: leases may be out, so its process ends. */
 		session_end();
@@ -668,7 +685,7 @@ static void life(void)
 			drive_abandon();
 		}
 	}
-	want_faults = false;
+	want_faults = dropped = false;
 	must(sqlite_fault_set(vfs, "", NULL, 0), "sqlite_fault_set");
 	stepping = false;
 	fsck();
@@ -748,10 +765,10 @@ int main(int argc, char **argv)
 		chain(first + n, cuts - done < LIVES ? cuts - done : LIVES, where);
 	}
 	printf("%llu cuts, %llu of them with a later step than the last known one committed; %llu commits, "
-	       "%llu rollbacks, %llu torn steps, %llu times faults, %llu times no space\n",
+	       "%llu rollbacks, %llu torn steps, %llu times faults, %llu times blocks lost, %llu times no space\n",
 	       (unsigned long long)stats_cuts, (unsigned long long)stats_under_way,
 	       (unsigned long long)stats_commits, (unsigned long long)stats_rollbacks,
 	       (unsigned long long)stats_torn, (unsigned long long)stats_faults,
-	       (unsigned long long)stats_full);
+	       (unsigned long long)stats_dropped, (unsigned long long)stats_full);
 	return 0;
 }
