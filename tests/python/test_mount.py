@@ -184,6 +184,27 @@ class Looking(MountCase):
         named, opt = self.train(m, fresh=True)
         self.assertEqual(opt.data_path, "mmap")
 
+    def test_unnamed_parameters_in_another_order(self):
+        """A30: what tells that is with the state, whichever way that goes."""
+        m = self.mount()
+        for data in ("session", "mmap"):
+            ps = [p for _, p in weights({"a": (64, 64), "b": (64, 64), "c": (5,)})]
+            for p in ps:
+                p.grad = gradient(1, "g", p.shape)
+            with self.assertWarnsRegex(UserWarning, "without names"):
+                opt = self.keep(AdamW(ps, mount=m.path, data=data, fresh=True))
+            opt.step()
+            opt.close()
+            m.unmount()
+            m.start()
+            with self.assertWarns(UserWarning), self.assertRaisesRegex(ValueError, "unnamed.0 has the weights of unnamed.1"):
+                AdamW([ps[1], ps[0], ps[2]], mount=m.path, data=data, resume=True)
+            with self.assertWarns(UserWarning):
+                opt = self.keep(AdamW(ps, mount=m.path, data=data, resume=True))
+            opt.step()
+            self.assertEqual(opt.last_step, 2)
+            opt.close()
+
     def test_two_trainers(self):
         m = self.mount()
         for data in ("session", "mmap"):

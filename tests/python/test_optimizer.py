@@ -404,6 +404,95 @@ class Resume(OptimCase):
             self.assertSame([(n, named[n])], [(n, reference[n])])
         self.assertEqual(opt.state[named["frozen8"]]["step"].item(), 8)
 
+    def unnamed(self, params, **kw):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self.adamw(params, backing=self.backing(), **kw)
+
+    def test_another_order_of_unnamed_parameters_is_noticed_by_the_weights(self):
+        """A30."""
+        for dtype in (torch.float32, torch.bfloat16):
+            ps = [p for _, p in weights({"p1": (4, 4), "p2": (4, 4), "p3": (70, 300), "p4": (70, 300), "p5": (4, 4), "p6": (2,)},
+                                        dtype)]
+            ps += [nn.Parameter(gradient(0, f"turned{i}", (30, 40), dtype).t()) for i in range(2)]
+            ps += [nn.Parameter(torch.ones(5, dtype=dtype)) for _ in range(70)]  # more than one table; all the same
+            opt = self.unnamed(ps, fresh=True)
+            for step in (1, 2):
+                for i, p in enumerate(ps):  # the last 70 stay alike
+                    p.grad = gradient(step, str(min(i, 8)), p.shape, dtype)
+                opt.step()
+            opt.close()
+            for a, b in ((0, 1), (2, 3), (6, 7), (0, 4)):
+                loaded = [nn.Parameter(p.detach().clone()) for p in ps]
+                loaded[a], loaded[b] = loaded[b], loaded[a]
+                with self.assertRaises(ValueError) as e:
+                    self.unnamed(loaded, resume=True)
+                for text in (f"unnamed.{a} has the weights of unnamed.{b}", f"unnamed.{b} has the weights of unnamed.{a}",
+                             "named_parameters"):
+                    self.assertIn(text, str(e.exception))
+                # Weights that are loaded after the optimizer was made: before the first step, and nothing is changed.
+                late = [nn.Parameter(torch.zeros_like(p)) for p in ps]
+                opt = self.unnamed(late, resume=True)
+                before = {i: opt.state[p]["exp_avg_sq"] for i, p in enumerate(late)}
+                for p, q in zip(late, loaded):
+                    p.data.copy_(q.data)
+                    p.grad = torch.ones_like(p)
+                with self.assertRaisesRegex(ValueError, "another order"):
+                    opt.step()
+                for i, p in enumerate(late):
+                    self.assertBits(opt.state[p]["exp_avg_sq"], before[i])
+                self.assertEqual(opt.last_step, 2)
+                opt.close()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                warnings.filterwarnings("ignore", "parameters without names")
+                opt = self.adamw(ps, backing=self.backing(), resume=True)  # the old order
+                opt.step()
+            opt.rollback()
+            opt.close()
+
+    def test_unnamed_parameters_whose_weights_tell_nothing_get_a_warning(self):
+        ps = [p for _, p in weights({"p1": (4, 4), "p2": (4, 4)})]
+        opt = self.unnamed(ps)
+        for p in ps:
+            p.grad = torch.ones_like(p)
+        opt.step()
+        opt.close()
+        others = [nn.Parameter(p.detach() + 1) for p in ps]
+        opt = self.unnamed(others, resume=True)
+        for p in others:
+            p.grad = torch.ones_like(p)
+        with self.assertWarnsRegex(UserWarning, "not those of the step"):
+            opt.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            opt.step()
+        self.assertEqual(opt.last_step, 3)
+        opt.close()
+
+    def test_unnamed_state_without_samples_is_resumed(self):
+        """Of a version that did not keep them; and what is not there twice."""
+        ps = [p for _, p in weights({"p1": (4, 4), "p2": (4, 4)})]
+        with momentfs.Session(backing=self.backing(), ram=2 << 20, block=65536) as s:
+            s.register([{"name": f"unnamed.{i}", "shape": (4, 4)} for i in range(2)])
+            for i in range(2):
+                s.set_param_step(i, 1)
+        for run in range(2):
+            opt = self.unnamed(ps, resume=True)
+            self.assertEqual(len(opt.state), 2)
+            for p in ps:
+                p.grad = torch.ones_like(p)
+            opt.step()
+            opt.add_param_group({"params": [nn.Parameter(torch.ones(3)) for _ in range(70)]})
+            self.assertEqual(sorted(e for e in self.names(opt)), [f"unnamed.{i}" for i in (0, 1)] if run == 0 else
+                             sorted([f"unnamed.{i}" for i in range(72)] + ["unnamed.samples.0", "unnamed.samples.1"]))
+            opt.step()
+            opt.close()
+
+    @staticmethod
+    def names(opt):
+        return [e["name"] for e in opt._session.list()]
+
     def test_later_groups_of_a_resumed_run(self):
         named = weights({"a": (5,), "b": (6,)})
         opt = self.adamw(named, backing=self.backing())

@@ -12,7 +12,7 @@ class Names:
     def __init__(self, model=None, warn_unnamed=True):
         self._name = {}  # id -> name; ids stay valid because _tensor keeps the tensors
         self._tensor = {}  # name -> tensor, aliases of tied ones included
-        self._unnamed = 0
+        self._place = {}  # id -> place, of those without a name
         self._warn = warn_unnamed
         self._model = model
 
@@ -37,13 +37,14 @@ class Names:
                     self._claim(tensor, alias)
                 self._name[id(tensor)] = aliases[0]
                 return True
-            name = f"unnamed.{self._unnamed}"
-            self._unnamed += 1
+            self._place[id(tensor)] = len(self._place)
+            name = f"unnamed.{self._place[id(tensor)]}"
             if self._warn:
                 self._warn = False
                 warnings.warn(
-                    "parameters without names: they are called unnamed.0, unnamed.1, ... in the order given, so a changed "
-                    "order gives one's state to another of the same shape. Pass model.named_parameters() or model=",
+                    "parameters without names: they are called unnamed.0, unnamed.1, ... in the order given. A run that "
+                    "resumes must give them in the same order, and notices another one only by the weights it has "
+                    "loaded. Pass model.named_parameters() or model=",
                     stacklevel=5,
                 )
         self._claim(tensor, name)
@@ -61,11 +62,16 @@ class Names:
         """As if they had never been added (their group was refused)."""
         for t in tensors:
             self._name.pop(id(t), None)
+            self._place.pop(id(t), None)
             for name in [n for n, other in self._tensor.items() if other is t]:
                 del self._tensor[name]
 
     def of(self, tensor):
         return self._name[id(tensor)]
+
+    def place(self, tensor):
+        """n of one that is called unnamed.n for want of a name, else None."""
+        return self._place.get(id(tensor))
 
     def tensor(self, name):
         return self._tensor[name]

@@ -14,6 +14,7 @@ from momentfs._lib import EXP_AVG, EXP_AVG_SQ, MASTER, MAX_EXP_AVG_SQ
 from momentfs.session import Session
 from momentfs.torch import layout
 from momentfs.torch.names import Names, group_of, groups_of
+from momentfs.torch.samples import Samples
 
 DTYPES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _lib.F16}
 SAMPLE = 64  # elements looked at to notice weights that were changed behind our back
@@ -132,6 +133,7 @@ class FileOptimizer(torch.optim.Optimizer):
         )
         try:
             info = self._session.info()
+            self._samples = None if info["temporary"] else Samples(self._session, self._names)
             self._label = info["step"] if info["step"] is not None else info["committed_step"]
             if fresh:
                 self._label = None
@@ -222,7 +224,8 @@ class FileOptimizer(torch.optim.Optimizer):
             )
             slots.append(Slot(None, name, MASTER in arrays, MAX_EXP_AVG_SQ in arrays))
         made = []
-        for p, slot, (handle, found, _step) in zip(params, slots, self._session.register(entries)):
+        answer = self._samples.register(entries, params) if self._samples else self._session.register(entries)
+        for p, slot, (handle, found, _step) in zip(params, slots, answer):
             slot.handle = handle
             self._slots[p] = slot
             if slot.master and found:
@@ -340,10 +343,12 @@ class FileOptimizer(torch.optim.Optimizer):
             return
         params = [p for p, _ in todo]
         self._register(params)
+        if self._samples:
+            self._samples.check(last=True)
         if self._use_master:
             self._renew_masters(params)
         optims = {id(g): self._optim(g) for g in self.param_groups}
-        items = (_lib.Item * len(todo))()
+        items = [_lib.Item() for _ in todo]
         keep, copies = [], []
         for item, (p, group) in zip(items, todo):
             grad, weight = self._gradient(p), p.detach()
@@ -355,6 +360,10 @@ class FileOptimizer(torch.optim.Optimizer):
             item.p, item.g = weight.data_ptr(), grad.data_ptr()
             item.p_dtype, item.g_dtype = DTYPES[weight.dtype], DTYPES[grad.dtype]
             item.optim = _lib.ctypes.pointer(optims[id(group)])
+        if self._samples:
+            more, calls = self._samples.items([(p, weight) for p, (_, weight) in zip(params, keep)])
+            items += more
+            keep.append(calls)
         label = 1 if self._label is None else self._label + 1
         self._session.step(label, items, finite=self._nonfinite == "raise")
         self._label = label
@@ -466,7 +475,8 @@ class _AsTorchs(FileOptimizer):
 class AdamW(_AsTorchs):
     """torch.optim.AdamW with its state on the drive.
 
-    params: named_parameters(), (name, tensor) pairs, groups of these, or plain tensors with model=.
+    params: named_parameters(), (name, tensor) pairs, groups of these, or plain tensors with model=. Without names they
+    are known by their order; a few weights are kept with the state, by which a resumed run notices another (ValueError).
     mount: a live mount point. backing: a directory. Neither: temporary. What is there already is refused unless
     resume=True (names and shapes are checked; "partial" lets new parameters start at zero) or fresh=True.
     shard: (rank, world size), for ranks that each keep the state of their own shards: backing has a directory a rank.
