@@ -330,6 +330,58 @@ static void test_cut_after_a_failed_sync(void **state)
 	fixture_close(&f);
 }
 
+/* Nor does a good one after it, until all is written again; what is new since then is safe. */
+static void test_cut_after_a_good_sync_after_a_failed_one(void **state)
+{
+	const unsigned int third = CELLS / 3, all = third * (CELL / SECTOR);
+	unsigned int count[3];
+	struct fixture f;
+
+	open_with(&f, state, "journal");
+	write_cells(&f, 0, CELLS, 1);
+	io_drain(f.io);
+	assert_int_equal(io_one(f.io, IO_SYNC, NULL, 0, 0), 0);
+	write_cells(&f, 0, 2 * third, 2);
+	io_drain(f.io);
+	assert_int_equal(io_fault_set(f.io, "sync.error=EIO:1", NULL, 0), 0);
+	assert_int_equal(io_one(f.io, IO_SYNC, NULL, 0, 0), -EIO);
+	assert_int_equal(io_fault_set(f.io, "", NULL, 0), 0);
+	count_sectors(&f, 0, 2 * third, 1, 2, count);
+	assert_int_equal(count[NEW], 2 * all); /* it is there to be read all the same */
+	write_cells(&f, 0, third, 2);
+	write_cells(&f, 2 * third, third, 2);
+	io_drain(f.io);
+	assert_int_equal(io_one(f.io, IO_SYNC, NULL, 0, 0), 0);
+	assert_int_equal(io_fault_cut(f.io, 3), 0);
+	count_sectors(&f, 0, third, 1, 2, count);
+	assert_int_equal(count[NEW], all);
+	count_sectors(&f, third, third, 1, 2, count);
+	assert_int_equal(count[NEITHER], 0);
+	assert_true(count[OLD] > all / 8 && count[NEW] > all / 8);
+	count_sectors(&f, 2 * third, third, 1, 2, count);
+	assert_int_equal(count[NEW], all);
+	fixture_close(&f);
+}
+
+static void test_a_failed_sync_drops_at_once(void **state)
+{
+	unsigned int count[3];
+	struct fixture f;
+
+	open_with(&f, state, "journal");
+	write_cells(&f, 0, CELLS, 1);
+	io_drain(f.io);
+	assert_int_equal(io_one(f.io, IO_SYNC, NULL, 0, 0), 0);
+	write_cells(&f, 0, CELLS, 2);
+	io_drain(f.io);
+	assert_int_equal(io_fault_set(f.io, "drop,sync.error=EIO:1", NULL, 0), 0);
+	assert_int_equal(io_one(f.io, IO_SYNC, NULL, 0, 0), -EIO);
+	count_sectors(&f, 0, CELLS, 1, 2, count);
+	assert_int_equal(count[NEITHER], 0);
+	assert_true(count[OLD] > CELLS && count[NEW] > CELLS);
+	fixture_close(&f);
+}
+
 static void test_cut_needs_the_journal(void **state)
 {
 	struct fixture f;
@@ -396,6 +448,8 @@ int main(void)
 		BOTH(test_cut_of_a_place_written_twice),
 		BOTH(test_cut_after_a_sync_that_began_too_early),
 		BOTH(test_cut_after_a_failed_sync),
+		BOTH(test_cut_after_a_good_sync_after_a_failed_one),
+		BOTH(test_a_failed_sync_drops_at_once),
 		BOTH(test_cut_needs_the_journal),
 		BOTH(test_cut_by_count),
 		BOTH(test_cut_takes_the_process_along),
