@@ -92,7 +92,10 @@ void engine_revert(struct engine *e, bool all, void (*done)(void *arg, int res),
 /* session.c */
 void session_destroy_all(struct engine *e);
 void session_status(struct engine *e, FILE *f);
-bool session_any_lease(struct engine *e);
+/* A live session that has leases, or waits for some; `held`: of blocks of held files. Or NULL. */
+struct session *session_lessee(struct engine *e, bool held);
+/* The last commit's state is back: a step that was open is not any more. */
+void session_reverted(struct engine *e);
 /* The invalidation after which readers see what a boundary or a revert changed. */
 void engine_invalidate(struct engine *e, uint64_t *inos, size_t n, void (*done)(void *arg),
 		       void *arg); /* takes inos (malloc'ed) */

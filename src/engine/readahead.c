@@ -13,7 +13,8 @@
 #include "engine/cache.h"
 
 #define RING	65536u
-#define LOOK_UP 64u /* entries from the head in which a lease is looked for */
+#define LOOK_UP 64u   /* entries from the head in which a lease is looked for */
+#define STEPS	4096u /* blocks looked at in one go: a range may have millions, all holes */
 
 int readahead_init(struct cache *c)
 {
@@ -66,10 +67,11 @@ void cache_prefetch_reached(struct cache *c, uint64_t ino, uint32_t n)
 
 void readahead_pump(struct cache *c)
 {
-	while (c->ahead_n) {
+	for (uint32_t i = 0; c->ahead_n && i < STEPS; i++) {
 		struct prefetch *p = &c->ahead[c->ahead_head];
 		struct file *f = file_find(c, p->ino);
 		struct slot *s = f ? file_slot(f, p->n) : NULL;
+		uint32_t n = 1;
 
 		if (!f) {
 			pop(c, 1);
@@ -81,8 +83,11 @@ void readahead_pump(struct cache *c)
 			    !cache_fill_ahead(c, f, p->n))
 				return;
 		}
-		p->n++;
-		if (--p->count == 0)
+		if (!s) /* nor does any of its neighbours */
+			n = (uint32_t)min_u64(p->count, SLOT_CHUNK - p->n % SLOT_CHUNK);
+		p->n += n;
+		p->count -= n;
+		if (!p->count)
 			pop(c, 1);
 	}
 }

@@ -6,7 +6,8 @@
  * (they are parked), the committed rows and maps are read, the files' blocks become idle and are
  * dropped with everything that no commit knows, the maps take their place, readers' caches are
  * invalidated. If the catalog cannot be read nothing is dropped, a torn state stays torn, and a
- * later attempt may succeed.
+ * later attempt may succeed. The same if a reader keeps a lease: all else stands still meanwhile,
+ * so it is not waited for long.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,6 +16,8 @@
 #include "engine/blockmap.h"
 #include "engine/engine_impl.h"
 
+#define PATIENCE_NS 2000000000ull
+
 struct revert {
 	struct engine *e;
 	bool all;
@@ -22,6 +25,8 @@ struct revert {
 	void *arg;
 	struct waiter w;
 	struct loop_work work;
+	struct loop_timer timer;
+	uint64_t patience_ns; /* until then, readers may give back what they lease */
 	struct list maps;
 	uint64_t *inos;
 	size_t n;
@@ -53,16 +58,10 @@ static void revert_run(struct loop_work *w)
 
 static void revert_try(struct waiter *w);
 
-static void revert_done(struct loop_work *w)
+static void revert_fail(struct revert *r)
 {
-	struct revert *r = container_of(w, struct revert, work);
 	struct engine *e = r->e;
 
-	r->read = true;
-	if (!r->res) {
-		revert_try(&r->w);
-		return;
-	}
 	engine_log(e, ENGINE_LOG_ERROR,
 		   "going back to the last commit failed: %s; nothing was dropped, try again",
 		   strerror(-r->res));
@@ -72,6 +71,17 @@ static void revert_done(struct loop_work *w)
 	commit_unblock(&e->c);
 	ops_unpark(e);
 	revert_end(r);
+}
+
+static void revert_done(struct loop_work *w)
+{
+	struct revert *r = container_of(w, struct revert, work);
+
+	r->read = true;
+	if (r->res)
+		revert_fail(r);
+	else
+		revert_try(&r->w);
 }
 
 /* The committed maps in place of what was forgotten. */
@@ -122,6 +132,7 @@ static void revert_load(struct revert *r)
 	free(r->inos);
 	e->torn = false;
 	e->open_step = STEP_NONE;
+	session_reverted(e);
 	if (e->plain) {
 		e->plain = false;
 		commit_unblock(c);
@@ -237,6 +248,15 @@ static void revert_try(struct waiter *w)
 	struct engine *e = r->e;
 	struct cache *c = &e->c;
 
+	if (session_lessee(e, !r->all)) {
+		if (loop_now_ns() < r->patience_ns) {
+			loop_timer_set(e->loop, &r->timer, 10000000);
+			return;
+		}
+		r->res = -EBUSY;
+		revert_fail(r);
+		return;
+	}
 	if (commit_running(&e->c)) {
 		commit_when_idle(&e->c, &r->w);
 		return;
@@ -260,6 +280,11 @@ static void revert_try(struct waiter *w)
 	cache_loud(c);
 }
 
+static void revert_again(struct loop_timer *t)
+{
+	revert_try(&container_of(t, struct revert, timer)->w);
+}
+
 void engine_revert(struct engine *e, bool all, void (*done)(void *arg, int res), void *arg)
 {
 	struct revert *r = calloc(1, sizeof(*r));
@@ -273,6 +298,9 @@ void engine_revert(struct engine *e, bool all, void (*done)(void *arg, int res),
 	r->done = done;
 	r->arg = arg;
 	r->w.wake = revert_try;
+	r->timer.fire = revert_again;
+	r->patience_ns = loop_now_ns() + PATIENCE_NS;
+	list_init(&r->timer.link);
 	list_init(&r->w.link);
 	list_init(&r->work.link);
 	list_init(&r->maps);

@@ -14,8 +14,11 @@
 
 #include "engine/session.h"
 
+#define REQUESTS_MOST 1024u /* under way in one session */
+
 static void session_free(struct session *s)
 {
+	session_forget_all(s);
 	free(s->params);
 	free(s->files);
 	free(s);
@@ -63,6 +66,23 @@ void session_error(struct session *s, const struct moment_msg *req, int status, 
 	va_end(ap);
 	m.r.text_len = n < 0 ? 0 : (uint32_t)min_u64((uint64_t)n, sizeof(m.text) - 1);
 	session_reply(s, req, &m, sizeof(m.r) + m.r.text_len);
+}
+
+void session_revert_error(struct session *s, const struct moment_msg *req, int res)
+{
+	const struct session *by = res == -EBUSY ? session_lessee(s->e, false) : NULL;
+
+	if (by)
+		session_error(
+			s, req, res,
+			"cannot go back to the last commit: %s (pid %ld) reads, and does not give back, "
+			"%llu blocks: end it first",
+			by->client, (long)by->opts.pid, (unsigned long long)by->nleases);
+	else
+		session_error(
+			s, req, res,
+			"going back to the last commit failed: %s; nothing has changed, try again",
+			strerror(-res));
 }
 
 void session_info_reply(struct session *s, const struct moment_msg *req)
@@ -118,8 +138,10 @@ static void hello_adopted(void *arg)
 {
 	struct hello_ok *h = arg;
 
-	if (session_busy_end(h->s))
+	if (session_busy_end(h->s)) {
+		h->s->greeting = false;
 		hello_reply(h->s, &h->req, h->rolled_back);
+	}
 	free(h);
 }
 
@@ -136,6 +158,7 @@ static void hello_ok(struct session *s, const struct moment_msg *req, uint64_t r
 	}
 	*h = (struct hello_ok){s, *req, rolled_back};
 	session_busy_begin(s);
+	s->greeting = true;
 	session_adopt_all(s->e, hello_adopted, h);
 }
 
@@ -155,8 +178,7 @@ static void hello_reverted(void *arg, int res)
 		if (res)
 			s->e->writer = NULL;
 		if (res)
-			session_error(s, &h->req, res, "going back to the last commit failed: %s",
-				      strerror(-res));
+			session_revert_error(s, &h->req, res);
 		else
 			hello_ok(s, &h->req, h->torn);
 	}
@@ -176,8 +198,10 @@ static void hello_again(struct waiter *w)
 {
 	struct hello_wait *h = container_of(w, struct hello_wait, w);
 
-	if (session_busy_end(h->s))
+	if (session_busy_end(h->s)) {
+		h->s->greeting = false;
 		hello(h->s, &h->m.h);
+	}
 	free(h);
 }
 
@@ -193,6 +217,7 @@ static void hello_later(struct session *s, const struct moment_hello *m)
 	h->s = s;
 	h->m = *m;
 	session_busy_begin(s);
+	s->greeting = true;
 	list_push_back(&s->e->after, &h->w.link);
 }
 
@@ -330,6 +355,12 @@ static bool needs_writer(uint16_t type)
 	       type != MOMENT_MSG_REGISTER;
 }
 
+/* Messages of which any number could wait, and be kept. What ADVANCEs wait for is in the quota. */
+static bool may_pile_up(uint16_t type)
+{
+	return type == MOMENT_MSG_REGISTER || type == MOMENT_MSG_COMMIT;
+}
+
 int session_receive(struct session *s, const void *buf, size_t len)
 {
 	const struct moment_msg *m = buf;
@@ -339,6 +370,12 @@ int session_receive(struct session *s, const void *buf, size_t len)
 		return -EPROTO;
 	if (s->hello && s->readonly && needs_writer(m->type)) {
 		session_error(s, m, -EPERM, "this session is read-only");
+		return 0;
+	}
+	if (may_pile_up(m->type) && s->busy + s->ncommits >= REQUESTS_MOST) {
+		session_error(s, m, -EBUSY,
+			      "%u requests of this session are under way: wait for replies first",
+			      REQUESTS_MOST);
 		return 0;
 	}
 	if (s->e->reverting && (m->type == MOMENT_MSG_STEPS || m->type == MOMENT_MSG_POST_STEP ||

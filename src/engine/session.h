@@ -32,7 +32,7 @@ struct session {
 	struct session_opts opts;
 	struct list link; /* in engine.sessions */
 	char client[48];
-	bool hello, greeting, readonly, dead; /* greeting: HELLO waits for its rollback */
+	bool hello, greeting, readonly, dead; /* greeting: HELLO is under way */
 	unsigned int busy;		      /* requests under way that will come back to it */
 	unsigned int registering;	      /* of these, REGISTERs */
 	bool stepping;			      /* between PRE_STEP and POST_STEP */
@@ -46,6 +46,7 @@ struct session {
 	uint64_t reserved;   /* bytes of disk */
 	uint64_t pinned;     /* bytes of memory of tier=ram */
 	struct list commits; /* COMMIT requests that wait for the boundary */
+	unsigned int ncommits;
 };
 
 /* Replies. status < 0 with a text for people. */
@@ -53,6 +54,7 @@ void session_reply(struct session *s, const struct moment_msg *req, void *reply,
 void session_error(struct session *s, const struct moment_msg *req, int status, const char *fmt,
 		   ...) __attribute__((format(printf, 4, 5)));
 void session_info_reply(struct session *s, const struct moment_msg *req);
+void session_revert_error(struct session *s, const struct moment_msg *req, int res);
 
 /* A session that ended while requests were under way is freed when the last one comes back. */
 void session_busy_begin(struct session *s);
@@ -79,7 +81,10 @@ extern const char *const session_role[MOMENT_ROLES];		 /* file names */
 int64_t session_get_text(struct ns *ns, uint64_t ino, const char *name, char *out, size_t len);
 void session_list(struct session *s, const struct moment_msg *msg);
 void session_remove(struct session *s, const struct moment_msg *msg);
+/* The session has ended: its files are anybody's, as soon as they are not held. */
 void session_unregister_all(struct session *s);
+/* And nothing under way uses them any more: their references go. */
+void session_forget_all(struct session *s);
 /* After a revert: step counts are read again. */
 void session_reload_steps(struct session *s);
 

@@ -12,6 +12,9 @@
 
 #include "engine/session.h"
 
+#define LEASES_MOST \
+	((MOMENT_MSG_MAX - sizeof(struct moment_advance_reply)) / sizeof(struct moment_lease))
+
 struct advance {
 	struct session *s;
 	struct moment_msg req;
@@ -79,6 +82,23 @@ void session_drop_leases(struct session *s)
 			l = s->leases[i].next; /* that may have ended an advance, and its leases */
 		}
 	}
+}
+
+struct session *session_lessee(struct engine *e, bool held)
+{
+	list_for_each(k, &e->sessions)
+	{
+		struct session *s = list_entry(k, struct session, link);
+
+		for (unsigned int i = 0; s->nleases && i < LEASE_HASH; i++) {
+			list_for_each(l, &s->leases[i])
+			{
+				if (!held || list_entry(l, struct lease, link)->want.f->held)
+					return s;
+			}
+		}
+	}
+	return NULL;
 }
 
 static void advance_free(struct advance *a)
@@ -196,6 +216,7 @@ static int lease_add(struct session *s, struct advance *a, const struct moment_r
 	if (!l)
 		return -ENOMEM;
 	l->key = key;
+	l->want.f = f;
 	l->piece = cache_piece(c, content ? content : 1);
 	list_push_back(lease_bucket(s, key), &l->link);
 	s->nleases++;
@@ -235,7 +256,9 @@ void session_advance(struct session *s, const struct moment_msg *msg)
 {
 	const struct moment_advance *m = (const struct moment_advance *)msg;
 	struct cache *c = &s->e->c;
-	uint64_t total = 0, bytes, small, before = s->leased, before_small = s->leased_small;
+	uint64_t bytes, small, before = s->leased, before_small = s->leased_small;
+	/* What the quota has room for and the reply too; looked at before any work is done. */
+	uint64_t total = 0, most = min_u64(s->quota / MOMENT_UNIT, LEASES_MOST);
 	struct advance *a;
 	int r = 0;
 
@@ -254,6 +277,15 @@ void session_advance(struct session *s, const struct moment_msg *msg)
 		const struct moment_range *x = &m->r[m->n_release + i];
 		const char *why = bad_range(s, x);
 
+		if (!why) {
+			total += x->count;
+			if (total > most) {
+				session_error(s, msg, -E2BIG,
+					      "lease of more than %llu blocks at once",
+					      (unsigned long long)most);
+				return;
+			}
+		}
 		if (!why && (x->flags & MOMENT_RANGE_WRITE) && !s->stepping) {
 			session_error(s, msg, -EPERM,
 				      "a lease for writing outside a step: call pre_step first");
@@ -268,14 +300,6 @@ void session_advance(struct session *s, const struct moment_msg *msg)
 				      x->file, x->first, x->count, why);
 			return;
 		}
-		total += x->count;
-	}
-	if (total > s->quota / MOMENT_UNIT ||
-	    sizeof(struct moment_advance_reply) + total * sizeof(struct moment_lease) >
-		    MOMENT_MSG_MAX) {
-		session_error(s, msg, -E2BIG, "lease of %llu blocks at once is too many",
-			      (unsigned long long)total);
-		return;
 	}
 	a = calloc(1, sizeof(*a));
 	if (a) {

@@ -30,33 +30,42 @@ int64_t session_get_text(struct ns *ns, uint64_t ino, const char *name, char *ou
 
 /* ---- leaving ---- */
 
-static void unregister_file(struct session *s, uint32_t handle)
+/* The file is no longer the session's; the reference to it stays. */
+static void unregister_file(struct session *s, struct file *f)
 {
 	struct cache *c = &s->e->c;
-	struct file *f = s->files[handle];
 
-	if (!f)
+	if (s->readonly || (f->session && f->session != s))
 		return;
-	s->files[handle] = NULL;
-	if (s->readonly) {
-		ns_forget(c->ns, f->ino, 1);
-		return;
-	}
 	f->session = NULL;
 	f->pinned = false;
 	if (!f->held) { /* held: torn, and a rollback lets it go */
 		file_unkeep(c, f, 0);
 		ns_unregister(c->ns, f->ino);
 	}
-	ns_forget(c->ns, f->ino, 1);
+}
+
+static void forget_file(struct session *s, uint32_t handle)
+{
+	struct file *f = s->files[handle];
+
+	s->files[handle] = NULL;
+	if (f)
+		ns_forget(s->e->c.ns, f->ino, 1);
 }
 
 void session_unregister_all(struct session *s)
 {
+	for (uint32_t i = 0; i < s->nfiles; i++) {
+		if (s->files[i])
+			unregister_file(s, s->files[i]);
+	}
+}
+
+void session_forget_all(struct session *s)
+{
 	for (uint32_t i = 0; i < s->nfiles; i++)
-		unregister_file(s, i);
-	s->nfiles = 0;
-	s->nparams = 0;
+		forget_file(s, i);
 }
 
 void session_reload_steps(struct session *s)
@@ -106,7 +115,8 @@ void session_remove(struct session *s, const struct moment_msg *msg)
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			if (p->file[k] == UINT32_MAX)
 				continue;
-			unregister_file(s, p->file[k]);
+			unregister_file(s, s->files[p->file[k]]);
+			forget_file(s, p->file[k]);
 			ns_unlink(c->ns, p->dir, session_role[k]);
 		}
 		if (!ns_getattr(c->ns, p->dir, &a) && !ns_path(c->ns, p->dir, name, sizeof(name)))

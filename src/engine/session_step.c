@@ -30,6 +30,13 @@ void session_commit_free(struct list *l)
 
 static void commit_begin(struct commit_msg *m);
 
+/* It waits for the boundary. */
+static void commit_later(struct commit_msg *m)
+{
+	m->s->ncommits++;
+	list_push_back(&m->s->commits, &m->link);
+}
+
 static void commit_end(struct commit_wait *w, int res)
 {
 	struct commit_msg *m = container_of(w, struct commit_msg, w);
@@ -43,7 +50,7 @@ static void commit_end(struct commit_wait *w, int res)
 		/* The next step had begun when its turn came, and its files were left out. */
 		m->told = true;
 		if (s->stepping)
-			list_push_back(&s->commits, &m->link);
+			commit_later(m);
 		else
 			commit_begin(m);
 		return;
@@ -83,6 +90,7 @@ static void commits_begin(struct session *s)
 		struct commit_msg *m = list_first(&todo, struct commit_msg, link);
 
 		list_remove(&m->link);
+		s->ncommits--;
 		commit_begin(m);
 	}
 }
@@ -101,7 +109,7 @@ void session_commit(struct session *s, const struct moment_msg *msg)
 	list_init(&m->link);
 	list_init(&m->w.link);
 	if (s->stepping)
-		list_push_back(&s->commits, &m->link);
+		commit_later(m);
 	else
 		commit_begin(m);
 }
@@ -298,26 +306,31 @@ static void hold_all(struct session *s, bool held)
 	hold_dirs(s, held);
 }
 
+void session_reverted(struct engine *e)
+{
+	if (!e->writer)
+		return;
+	e->writer->stepping = false;
+	session_reload_steps(e->writer);
+}
+
 static void rolled_back(void *arg, int res)
 {
 	struct boundary_msg *b = arg;
 	struct session *s = b->s;
 
+	if (res && !s->stepping) {
+		hold_all(s, false);
+		if (s->dead) /* being held, they were not let go when it ended */
+			session_unregister_all(s);
+	}
 	if (session_busy_end(s)) {
-		if (!res)
-			s->stepping = false;
-		else if (!s->stepping)
-			hold_all(s, false);
 		if (!s->stepping)
 			commits_begin(s);
 		if (res)
-			session_error(s, &b->req, res,
-				      "rollback failed: %s; nothing has changed, try again",
-				      strerror(-res));
-		else {
-			session_reload_steps(s);
+			session_revert_error(s, &b->req, res);
+		else
 			session_info_reply(s, &b->req);
-		}
 	}
 	free(b);
 }

@@ -11,19 +11,28 @@
 #include <unistd.h>
 
 #include "engine/engine_impl.h"
+#include "engine/names.h"
 
 void status_string(FILE *f, const char *s)
 {
+	size_t len = strlen(s);
+
 	fputc('"', f);
-	for (; *s; s++) {
+	while (len) {
 		unsigned char ch = (unsigned char)*s;
+		size_t n = names_utf8_len(s, len);
 
 		if (ch == '"' || ch == '\\')
 			fprintf(f, "\\%c", ch);
 		else if (ch < 0x20 || ch == 0x7f)
 			fprintf(f, "\\u%04x", ch);
+		else if (n)
+			fwrite(s, 1, n, f);
 		else
-			fputc(ch, f);
+			fputs("\\ufffd", f);
+		n = n ? n : 1;
+		s += n;
+		len -= n;
 	}
 	fputc('"', f);
 }
