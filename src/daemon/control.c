@@ -72,7 +72,8 @@ static void explain(struct daemon *d, const char *command, int res)
 	if (res == -EBUSY)
 		control_end(
 			d, res,
-			"%s: refused while a file is open for writing (%u are) or a step is open",
+			"%s: refused while a file is open for writing (%u are), a step is open, or a "
+			"session keeps blocks leased (momentctl status: sessions)",
 			command, ns_open_writers_total(d->ns));
 	else if (res == -ESTALE)
 		control_end(

@@ -33,6 +33,7 @@
 #define BATCH	    16	       /* messages taken from one peer before others have their turn */
 #define QUEUE_MOST  (8u << 20) /* bytes; a peer that asks and never reads ends here */
 #define LISTEN_MOST 64
+#define CONNS_MOST  256 /* two descriptors each */
 
 struct queued {
 	struct queued *next;
@@ -60,6 +61,9 @@ struct session_socket {
 	int dirfd;
 	struct loop_watch watch;
 	struct list conns;
+	unsigned int n_conns;
+	int spare; /* a descriptor to give up, so that who waits to be accepted can be sent away */
+	bool full; /* and it was said */
 	atomic_uint sessions;
 	_Atomic pid_t pid;
 	int *waiting; /* connections kept for the farewell */
@@ -73,6 +77,8 @@ static void conn_free(struct conn *c)
 {
 	struct session_socket *s = c->s;
 
+	if (list_linked(&c->link))
+		s->n_conns--;
 	list_remove(&c->link);
 	if (c->session) {
 		session_destroy(c->session);
@@ -324,12 +330,34 @@ static void accept_one(struct session_socket *s, int fd)
 	if (c->pid_watch.fd >= 0 && loop_watch(loop, &c->pid_watch) < 0)
 		goto out_unwatch;
 	list_push_back(&s->conns, &c->link);
+	s->n_conns++;
 	return;
 
 out_unwatch:
 	loop_unwatch(loop, &c->watch);
 out_free:
 	conn_free(c);
+}
+
+/*
+ * One connection too many: hung up on. Left in the queue it would wake the loop thread for ever;
+ * fd < 0: there is no descriptor to accept it with but the spare one.
+ */
+static void send_away(struct session_socket *s, int fd)
+{
+	if (fd < 0 && s->spare >= 0) {
+		close(s->spare);
+		s->spare = -1;
+		fd = accept4(s->watch.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	}
+	if (fd >= 0)
+		close(fd);
+	if (s->spare < 0)
+		s->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	if (!s->full)
+		log_warning("%u connections to %s are open and one more was refused", s->n_conns,
+			    MOMENT_SOCKET_NAME);
+	s->full = true;
 }
 
 static void listen_ready(struct loop_watch *w, uint32_t events)
@@ -340,9 +368,17 @@ static void listen_ready(struct loop_watch *w, uint32_t events)
 	for (int i = 0; i < BATCH; i++) {
 		int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
-		if (fd < 0)
+		if (fd < 0) {
+			if (errno == EMFILE || errno == ENFILE)
+				send_away(s, -1);
 			return;
-		accept_one(s, fd);
+		}
+		if (s->n_conns < CONNS_MOST) {
+			s->full = false;
+			accept_one(s, fd);
+		} else {
+			send_away(s, fd);
+		}
 	}
 }
 
@@ -389,6 +425,7 @@ int session_socket_start(struct daemon *d, char *err, size_t errlen)
 		return -ENOMEM;
 	s->d = d;
 	list_init(&s->conns);
+	s->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	s->dirfd = open(backing, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (s->dirfd < 0) {
 		res = -errno;
@@ -416,6 +453,8 @@ out_fd:
 out_dir:
 	close(s->dirfd);
 out_free:
+	if (s->spare >= 0)
+		close(s->spare);
 	free(s);
 	snprintf(err, errlen, "%s/%s: %s", backing, MOMENT_SOCKET_NAME, strerror(-res));
 	return res;
@@ -477,6 +516,8 @@ void session_socket_stop(struct session_socket *s)
 	loop_call(loop, nothing, NULL);
 	close(s->watch.fd);
 	close(s->dirfd);
+	if (s->spare >= 0)
+		close(s->spare);
 	s->d->socket = NULL;
 }
 

@@ -8,7 +8,7 @@ back=$tmp/$(printf 'deep%.0s' $(seq 30))/backing
 mkdir -p "$back"
 
 cat >"$tmp/talk.py" <<'PY'
-import array, os, socket, struct, sys
+import array, os, socket, struct, sys, time
 
 def connect(back):
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -63,6 +63,44 @@ elif what == "many":
     held = [connect(back) for _ in range(60)]
     s.send(hello(flags=1))
     assert receive(s)[2] == 0
+elif what == "crowd":
+    # More connections than the daemon takes: those above are hung up on, the others are served.
+    kept, away = [], 0
+    for i in range(300):
+        t = connect(back)
+        try:
+            t.send(hello(flags=1))
+            if receive(t):
+                kept.append(t)
+            else:
+                away += 1
+        except (ConnectionError, OSError):
+            away += 1
+    assert len(kept) == 256 - 1 and away == 45, (len(kept), away) # s is one of them
+    kept.pop().close()
+    s.send(hello(flags=1))
+    assert receive(s)[2] == 0
+    for t in kept:
+        t.send(struct.pack("<HHIQ", 11, 0, 16, 5))
+        assert receive(t)[2] == 0
+elif what == "starve":
+    # A daemon without a descriptor left: neither does it spin, nor does it leave anybody waiting.
+    pid = int(sys.argv[3])
+    ticks = lambda: sum(map(int, open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[11:13]))
+    kept, away, before = [s], 0, ticks()
+    for i in range(100):
+        t = connect(back)
+        try:
+            t.send(hello(flags=1))
+            away += not receive(t)
+        except (ConnectionError, OSError):
+            away += 1
+        kept.append(t)
+    assert away >= 50, away
+    time.sleep(1)
+    assert ticks() - before < 50, f"{ticks() - before} ticks"
+    for t in kept:
+        t.close()
 elif what == "flood":
     # Asks and never reads: must not make the daemon keep more than a bound.
     s.send(hello(flags=1))
@@ -77,7 +115,7 @@ elif what == "flood":
         pass
     assert sent < 200000, "nothing ever stopped it"
 PY
-talk() { "${PYTHON3:-/usr/bin/python3}" "$tmp/talk.py" "$1" "$back"; }
+talk() { "${PYTHON3:-/usr/bin/python3}" "$tmp/talk.py" "$1" "$back" "${2:-}"; }
 
 start_momentfs "$back" "$mnt" ram=16M,block=256K
 assert_eq "$(status_of "$mnt" mount.sessions)" 0 sessions
@@ -86,11 +124,19 @@ talk version
 talk garbage
 talk many
 talk flood
-talk hello
+talk crowd
 none_left() { [ "$(status_of "$mnt" mount.sessions)" = 0 ]; }
 retry 3 none_left || fail "sessions are left over: $(status_of "$mnt" sessions)"
 rss=$(awk '/^RssAnon/ { print $2 }' "/proc/$momentfs_pid/status")
 [ "$rss" -lt 65536 ] || fail "the flood made the daemon grow to $rss KiB"
+if command -v prlimit >/dev/null; then
+	limit=$(prlimit --pid "$momentfs_pid" --nofile --noheadings --output SOFT)
+	prlimit --pid "$momentfs_pid" --nofile=$(($(find "/proc/$momentfs_pid/fd" | wc -l) + 20)):
+	talk starve "$momentfs_pid"
+	prlimit --pid "$momentfs_pid" --nofile="$limit:"
+fi
+retry 3 none_left || fail "sessions are left over: $(status_of "$mnt" sessions)"
+talk hello
 
 if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
 	chmod 0755 "$tmp" "$back" "$(dirname "$back")"
