@@ -81,6 +81,8 @@ struct daemon {
 	pthread_cond_t drained;
 	unsigned int requests; /* handed to the engine and not answered */
 	struct control_state control;
+	struct list lost;	/* lost.c */
+	atomic_uint nlost;	/* also without the lock */
 	struct request *detach; /* the `detach` that waits for its answer */
 };
 
@@ -140,6 +142,16 @@ int daemon_getattr(struct daemon *d, uint64_t ino, struct stat *st, double *time
  */
 void daemon_fill_entry(struct daemon *d, const struct ns_attr *a, struct fuse_entry_param *e);
 void daemon_forget(struct daemon *d, uint64_t ino, uint64_t n);
+
+/* ---- lost.c: mapped bytes that could not be taken ----------------------------------------------
+ */
+
+/* True: the first ones of this file. */
+bool lost_add(struct daemon *d, uint64_t ino, uint64_t off, uint64_t len, int err);
+void lost_found(struct daemon *d, uint64_t ino, uint64_t off,
+		uint64_t end);			/* written, or given up */
+int lost_error(struct daemon *d, uint64_t ino); /* 0: none of this file */
+void lost_fini(struct daemon *d);
 
 /* ---- fuse_dir.c ----------------------------------------------------------------------------- */
 

@@ -296,11 +296,23 @@ void data_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fu
 
 static bool finish_write(struct request *r, int64_t res)
 {
-	if (res < 0)
+	if (res < 0) {
 		reply_err(r->req, (int)res);
-	else
+	} else {
+		lost_found(r->d, r->op.ino, r->op.off, r->op.off + (uint64_t)res);
 		fuse_reply_write(r->req, (size_t)res);
+	}
 	return false;
+}
+
+/* Of pages that were dirty through a mapping: the kernel will not offer them again. */
+static bool finish_writepage(struct request *r, int64_t res)
+{
+	/* Only the loop thread fails an op. */
+	if (res < 0 && lost_add(r->d, r->op.ino, r->op.off, r->op.len, (int)res))
+		engine_report(r->d->e, (int)res, r->op.ino, r->op.off, r->op.len,
+			      "stored through a mapping and lost");
+	return finish_write(r, res);
 }
 
 void data_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
@@ -312,7 +324,7 @@ void data_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, of
 		virt_write(daemon_of(req), req, ino, text_of(fi), buf, size);
 		return;
 	}
-	r = request_create(req, ENGINE_WRITE, ino, finish_write);
+	r = request_create(req, ENGINE_WRITE, ino, fi->writepage ? finish_writepage : finish_write);
 	if (!r)
 		return;
 	r->buf = rx_take(); /* `buf` lies in it */
@@ -331,6 +343,11 @@ static bool finish_plain(struct request *r, int64_t res)
 	return false;
 }
 
+static bool finish_fsync(struct request *r, int64_t res)
+{
+	return finish_plain(r, res < 0 ? res : lost_error(r->d, r->op.ino));
+}
+
 void data_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
 	struct request *r;
@@ -340,7 +357,7 @@ void data_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_i
 		reply_err(req, 0);
 		return;
 	}
-	r = request_create(req, ENGINE_FSYNC, ino, finish_plain);
+	r = request_create(req, ENGINE_FSYNC, ino, finish_fsync);
 	if (r)
 		request_submit(r);
 }
@@ -366,6 +383,8 @@ static bool finish_truncate(struct request *r, int64_t res)
 	double timeout;
 	int err = res < 0 ? (int)res : daemon_getattr(r->d, r->op.ino, &st, &timeout);
 
+	if (res >= 0)
+		lost_found(r->d, r->op.ino, r->op.len, UINT64_MAX);
 	if (err < 0)
 		reply_err(r->req, err);
 	else

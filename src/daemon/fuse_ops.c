@@ -26,8 +26,12 @@ static bool is_counted(uint64_t ino)
 
 void daemon_forget(struct daemon *d, uint64_t ino, uint64_t n)
 {
+	struct ns_attr a;
+
 	if (is_counted(ino))
 		ns_forget(d->ns, ino, n);
+	if (lost_error(d, ino) && ns_getattr(d->ns, ino, &a) < 0)
+		lost_found(d, ino, 0, UINT64_MAX); /* removed */
 }
 
 /* ---- attributes ----------------------------------------------------------------------------- */

@@ -180,7 +180,9 @@ int main(int argc, char **argv)
 	pthread_condattr_init(&ca);
 	pthread_condattr_setclock(&ca, CLOCK_MONOTONIC);
 	pthread_cond_init(&d.drained, &ca);
+	list_init(&d.lost);
 	status = life_run(&d, backing, signal_fd, ready);
+	lost_fini(&d);
 	close(signal_fd);
 out_paths:
 	free(backing);

@@ -108,6 +108,7 @@ static void invalidate(struct notify *n, uint64_t ino)
 {
 	int res = fuse_lowlevel_notify_inval_inode(n->d->se, ino, 0, 0);
 
+	lost_found(n->d, ino, 0, UINT64_MAX);
 	/* ENOENT: the kernel does not know it (any more). The others: the mount is going. */
 	if (res && res != -ENOENT && res != -ENODEV && res != -ENOTCONN && res != -EBADF)
 		log_warning(

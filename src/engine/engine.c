@@ -60,9 +60,9 @@ static void human(uint64_t v, char out[32])
 
 /* ---- hooks ---- */
 
-static void report(void *arg, int err, uint64_t ino, uint64_t off, uint64_t len, const char *what)
+void engine_report(struct engine *e, int err, uint64_t ino, uint64_t off, uint64_t len,
+		   const char *what)
 {
-	struct engine *e = arg;
 	struct engine_error *x = &e->errors[e->nerrors++ % ENGINE_ERRORS];
 	struct timespec now;
 
@@ -83,6 +83,11 @@ static void report(void *arg, int err, uint64_t ino, uint64_t off, uint64_t len,
 			   what, (unsigned long long)off, (unsigned long long)len, strerror(-err));
 	else
 		engine_log(e, ENGINE_LOG_ERROR, "%s: %s", what, strerror(-err));
+}
+
+static void report(void *arg, int err, uint64_t ino, uint64_t off, uint64_t len, const char *what)
+{
+	engine_report(arg, err, ino, off, len, what);
 }
 
 struct gone {

@@ -101,6 +101,9 @@ void engine_forked(struct engine *e);
 
 struct ns *engine_ns(struct engine *e);
 struct loop *engine_loop(struct engine *e);
+/* An error that is about bytes of a file, for status and the log. Loop thread. */
+void engine_report(struct engine *e, int err, uint64_t ino, uint64_t off, uint64_t len,
+		   const char *what);
 struct arena *engine_arena(struct engine *e);
 uint32_t engine_block(const struct engine *e);
 bool engine_readonly(const struct engine *e);

@@ -3,7 +3,8 @@
 # The host's disk is filled by others in every phase of a training, on ext4, xfs and btrfs (cases A2, A3): before
 # the first start, between runs, while steps and commits are under way. Registering needs space and says so; what
 # is registered goes on, or (where the file system cannot reserve) fails with ENOSPC; never a wrong byte, never a
-# signal, and when there is space again it goes on from a whole step.
+# signal, and when there is space again it goes on from a whole step. The same through mappings of the mounted files,
+# by libmoment and by NumPy (ext4).
 #	disk_full.sh [FS]...
 . "$(dirname "$0")/../functions.sh"
 requires_root
@@ -33,6 +34,44 @@ run() {
 	if [ "$rc" = 3 ]; then
 		grep -qi 'space' "$tmp/err" || { cat "$tmp/err" >&2; fail "$fs: the message does not speak of space"; }
 	fi
+}
+
+lines() { [ "$(wc -l <"$tmp/maplog")" -ge "$1" ]; }
+
+mapped() {
+	local mnt=$tmp/mnt opts=ram=4M,block=64K,commit=off trainer rc=0
+	requires_fuse
+	requires_python numpy
+	rm -f "$tmp/img"
+	truncate -s 64M "$tmp/img"
+	mkfs.ext4 -q "$tmp/img"
+	mount -o loop "$tmp/img" "$disk"
+
+	# What libmoment registers has its places, so every step works; the log has a line a step.
+	start_momentfs "$disk/maps" "$mnt" "$opts"
+	: >"$tmp/maplog"
+	timeout 120 "$train" --mount "$mnt" --data mmap --steps 6 --commit 1 --pause 700000 --log "$tmp/maplog" \
+		2>"$tmp/err" &
+	trainer=$!
+	retry 30 lines 4 || fail "no three steps: $(cat "$tmp/err")"
+	fill_small 8
+	retry 30 lines 6 || fail "no steps on a full disk: $(cat "$tmp/err")"
+	free
+	wait "$trainer" || rc=$?
+	[ "$rc" = 0 ] || { cat "$tmp/err" >&2; fail "the mapped training ended with $rc"; }
+	timeout 120 "$train" --mount "$mnt" --data mmap --steps 8 --at-least 6 --log "$tmp/maplog" 2>"$tmp/err" ||
+		{ cat "$tmp/err" >&2; fail "the mapped training does not go on: $?"; }
+	stop_momentfs "$mnt"
+	rm -rf "$disk/maps"
+
+	start_momentfs "$disk/maps" "$mnt" "$opts"
+	timeout 120 "$PYTHON3" "$abs_srcdir/tests/crash/memmap.py" train "$mnt" "$disk" || fail "mapped by NumPy: $?"
+	status_of "$mnt" errors | grep -q 'b/exp_avg' || fail "status does not name the file that had no room"
+	stop_momentfs "$mnt"
+	start_momentfs "$disk/maps" "$mnt" "$opts"
+	"$PYTHON3" "$abs_srcdir/tests/crash/memmap.py" look "$mnt" || fail "mapped by NumPy, after a new mount"
+	stop_momentfs "$mnt"
+	rm -rf "$disk/maps"
 }
 
 for fs; do
@@ -69,3 +108,4 @@ for fs; do
 done
 [ -n "$ran" ] || skip "no file system could be made and mounted"
 echo "filled in every phase:$ran"
+case $ran in *ext4*) mapped ;; esac
