@@ -34,7 +34,8 @@ mkdir "$mnt"
 daemon=
 cleanup_fn eval '[ -z "$daemon" ] || kill -KILL "$daemon"; umount -l "$mnt" 2>/dev/null'
 
-_serving() { [ -e "$mnt/.moment/status" ] || _gone "$daemon"; }
+# Read, not only looked for: of a dead mount the kernel may still know that the file was there.
+_serving() { grep -q . "$mnt/.moment/status" 2>/dev/null || _gone "$daemon"; }
 
 # The mount that a killed daemon left is its successor's to clear.
 start_daemon() {
