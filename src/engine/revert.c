@@ -177,6 +177,7 @@ static void forget(struct revert *r)
 				/* A place with seq != 0 stays taken: the committed map has it. */
 				memset(&s->live, 0, sizeof(s->live));
 				s->seq = 0;
+				s->unsure = false;
 				slot_trim(c, s);
 				slot_account(c, f, i);
 			}
