@@ -251,7 +251,7 @@ struct moment_post_step {
 
 /* COMMIT: asks for a commit at the last boundary (or the next one, if a step is open). -ESTALE:
  * torn; -EIO, -ENOSPC: failed; state stays dirty and a later one may succeed. */
-#define MOMENT_COMMIT_WAIT 1u /* reply when durable; else when started */
+#define MOMENT_COMMIT_WAIT 1u /* reply when durable; else at once */
 /* ROLLBACK: everything of the session's files back to the last commit; no leases may be out. Closes
  * an open step. */
 struct moment_simple {

@@ -19,8 +19,7 @@ struct commit_msg {
 	struct commit_wait w;
 	struct session *s;
 	struct moment_msg req;
-	bool reply; /* when it is durable */
-	bool told;  /* it has begun once */
+	bool reply; /* when it is durable; else it was answered at once */
 };
 
 void session_commit_free(struct list *l)
@@ -48,7 +47,6 @@ static void commit_end(struct commit_wait *w, int res)
 	alive = session_busy_end(s);
 	if (alive && !res && !ci.full) {
 		/* The next step had begun when its turn came, and its files were left out. */
-		m->told = true;
 		if (s->stepping)
 			commit_later(m);
 		else
@@ -74,8 +72,6 @@ static void commit_begin(struct commit_msg *m)
 
 	session_busy_begin(s);
 	m->w.done = commit_end;
-	if (!m->reply && !m->told)
-		session_info_reply(s, &m->req);
 	commit_request(&s->e->c, &m->w);
 }
 
@@ -108,6 +104,9 @@ void session_commit(struct session *s, const struct moment_msg *msg)
 	m->reply = msg->flags & MOMENT_COMMIT_WAIT;
 	list_init(&m->link);
 	list_init(&m->w.link);
+	/* Not only when it begins: inside a step that is after what the client does next. */
+	if (!m->reply)
+		session_info_reply(s, msg);
 	if (s->stepping)
 		commit_later(m);
 	else

@@ -343,6 +343,9 @@ static void what_is_wrong_is_found_before_anything_changes(void **state)
 	m->g[4][70000] = 1;
 	ok(moment_pre_step(s, 2));
 	refused(moment_pre_step(s, 3), -EBUSY, "step 2 is open");
+	/* Asked for, not waited for: nobody else would end the step. */
+	ok(moment_commit(s, 0));
+	refused(moment_commit(s, 1), -EBUSY, "step 2 is open");
 	refused(moment_post_step(s, 3, 0), -EINVAL, "step 2 is open, not 3");
 	refused(moment_remove(s, 0), -EBUSY, "open");
 	ok(moment_abort_step(s));

@@ -18,12 +18,15 @@ static void test_hello(void **state)
 	m->version = MOMENT_PROTOCOL_VERSION + 1;
 	assert_int_equal(wire_call(&w), -EPROTO);
 	says(&w, "protocol version");
+	m = wire_begin(&w, MOMENT_MSG_HELLO, 0, sizeof(*m));
+	m->version = MOMENT_PROTOCOL_VERSION - 1;
+	assert_int_equal(wire_call(&w), -EPROTO);
 	assert_int_equal(wire_hello(&w, 0), 0);
 	assert_int_equal(r->version, MOMENT_PROTOCOL_VERSION);
 	assert_int_equal(r->block, BLOCK);
 	assert_int_equal(r->arena_size, RAM);
 	assert_int_equal(r->daemon_pid, getpid());
-	assert_true(r->quota >= 8 * BLOCK && r->quota < RAM);
+	assert_int_equal(r->quota, RAM / 2);
 	assert_true(r->quota_small > 0 && r->quota_small <= r->quota);
 	assert_true(r->committed_step == MOMENT_STEP_NONE);
 	assert_true(r->rolled_back == MOMENT_STEP_NONE);
@@ -43,6 +46,11 @@ static void test_second_writer(void **state)
 	says(x, "test client");
 	snprintf(pid, sizeof(pid), "pid %d", getpid());
 	says(x, pid);
+	/* A reader that goes does not make room for one. */
+	assert_int_equal(wire_hello(x, MOMENT_HELLO_READONLY), 0);
+	detach(x);
+	attach(x);
+	assert_int_equal(wire_hello(x, 0), -EBUSY);
 	/* The refused one may still come to read, and to write when the first has gone. */
 	detach(&w);
 	assert_int_equal(wire_hello(x, 0), 0);

@@ -127,6 +127,12 @@ static void test_client_name(void **state)
 
 /* ---- leases ---- */
 
+static void pass_over(struct wire *x, const struct moment_reply *r)
+{
+	(void)x;
+	(void)r;
+}
+
 /* A reader dies while its lease waits for memory, and the file that it wants is removed. */
 static void test_death_in_line(void **state)
 {
@@ -150,6 +156,10 @@ static void test_death_in_line(void **state)
 	wire_adv_add(x, true, (struct moment_range){0, 0, 1, 0});
 	assert_int_equal(wire_send(x), 0);
 	assert_null(wire_recv(x, 20));
+	/* What is asked for is not leased yet. */
+	x->other = pass_over;
+	assert_int_equal(adv(x, false, 0, 0, 1, 0), -EINVAL);
+	says(x, "not leased");
 	assert_int_equal(ns_walk(engine_ns(e), "a", &a), 0);
 	assert_int_equal(ns_unlink(engine_ns(e), a.ino, "exp_avg"), 0);
 	assert_int_equal(ns_unlink(engine_ns(e), a.ino, "exp_avg_sq"), 0);
@@ -370,6 +380,7 @@ static int note_db(sqlite3 *db, char **err, const struct sqlite3_api_routines *a
 /* A client dies while its rollback, between steps, fails: its files are anybody's all the same. */
 static void test_death_in_failing_rollback(void **state)
 {
+	struct wire *dead = calloc(1, sizeof(*dead));
 	struct burst b = {.then_dies = true};
 	struct sqlite_fault *f;
 
@@ -385,14 +396,17 @@ static void test_death_in_failing_rollback(void **state)
 	do_step(1, 0, 1);
 	assert_int_equal(sqlite3_db_release_memory(catalog_db), SQLITE_OK);
 	assert_int_equal(sqlite_fault_set(f, "error=EIO:1", NULL, 0), 0);
-	b.l = w.l;
+	b.l = dead->l = w.l;
 	wire_begin(&w, MOMENT_MSG_ROLLBACK, 0, sizeof(struct moment_simple));
 	burst_add(&b, 0, &w);
 	loop_call(engine_loop(e), burst_fn, &b);
-	detach(&w);
 	/* A writer that comes now waits for its end. */
 	attach(&w);
 	assert_int_equal(wire_hello(&w, 0), 0);
+	/* Nobody is told of it: the edge has let go of the session. */
+	assert_null(wire_recv(dead, 0));
+	detach(dead);
+	free(dead);
 	assert_int_equal(sqlite_fault_set(f, "", NULL, 0), 0);
 	assert_int_equal(engine_pwrite(e, ino_of("a/exp_avg"), "\1", 1, 0), 1);
 	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
@@ -409,6 +423,7 @@ static void test_death_in_failing_rollback(void **state)
 static void test_reader_keeps_lease(void **state)
 {
 	struct wire *x = calloc(1, sizeof(*x));
+	struct engine_op op = {.kind = ENGINE_ROLLBACK, .done = op_nothing};
 	struct engine_step_state st;
 	char pid[32];
 
@@ -447,18 +462,179 @@ static void test_reader_keeps_lease(void **state)
 	assert_non_null(wire_recv(&w, LINK_WAIT_MS));
 	assert_int_equal(((struct moment_reply *)w.in)->status, 0);
 	assert_int_equal(byte_at("a/exp_avg", 50), 1);
+	/* One that comes while all goes back waits for that, torn or not. */
+	assert_int_equal(adv(x, true, 0, 0, 1, 0), 0);
+	detach(&w);
+	attach(&w);
+	engine_submit(e, &op);
+	make_hello(&w, 0);
+	assert_int_equal(wire_send(&w), 0);
+	assert_null(wire_recv(&w, 300));
+	assert_int_equal(adv(x, false, 0, 0, 1, 0), 0);
+	assert_non_null(wire_recv(&w, LINK_WAIT_MS));
+	assert_int_equal(((struct moment_reply *)w.in)->status, 0);
 	detach(x);
 	free(x);
+}
+
+/* While a rollback waits, nothing else begins; when it is done the step is over. */
+static void test_while_rolling_back(void **state)
+{
+	struct wire *x = calloc(1, sizeof(*x));
+	uint64_t id;
+
+	(void)state;
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
+	attach(x);
+	assert_int_equal(wire_hello(x, MOMENT_HELLO_READONLY), 0);
+	assert_int_equal(reg(x, 0, vec("a", 20000)), 0);
+	for (int stepping = 0; stepping < 2; stepping++) {
+		assert_int_equal(adv(x, true, 0, 0, 1, 0), 0);
+		if (stepping)
+			assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, 1), 0);
+		wire_begin(&w, MOMENT_MSG_ROLLBACK, 0, sizeof(struct moment_simple));
+		id = w.id;
+		assert_int_equal(wire_send(&w), 0);
+		assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, 1), -EBUSY);
+		assert_int_equal(send_steps(0, 1), -EBUSY);
+		assert_int_equal(wire_step(&w, MOMENT_MSG_POST_STEP, 1), -EBUSY);
+		assert_int_equal(adv(&w, true, 1, 0, 1, 0), -EBUSY);
+		assert_int_equal(adv(x, true, 1, 0, 1, 0), -EBUSY);
+		assert_int_equal(send_remove(0), -EBUSY);
+		assert_int_equal(reg(&w, 0, vec("b", 8)), -EBUSY);
+		assert_int_equal(wire_simple(&w, MOMENT_MSG_ROLLBACK, 0), -EBUSY);
+		assert_int_equal(adv(x, false, 0, 0, 1, 0), 0);
+		assert_non_null(wire_wait(&w, id));
+		assert_int_equal(((struct moment_reply *)w.in)->status, 0);
+		assert_int_equal(wire_step(&w, MOMENT_MSG_POST_STEP, 1), -EINVAL);
+	}
+	do_step(1, 0, 1);
+	detach(x);
+	free(x);
+}
+
+/* ---- shares of the memory ---- */
+
+/* A number in the status, behind `key` in part `part`. */
+static uint64_t status_number(const char *part, const char *key)
+{
+	char *json = engine_status_json(e);
+	const char *at = strstr(json, part);
+	uint64_t v;
+
+	at = at ? strstr(at, key) : NULL;
+	assert_non_null(at);
+	v = strtoull(strchr(at, ':') + 1, NULL, 10);
+	free(json);
+	return v;
+}
+
+/* What is pinned and what is leased leave an eighth; all readers together have a sixteenth. */
+static void test_shares(void **state)
+{
+	struct wire *x = calloc(1, sizeof(*x)), *y = calloc(1, sizeof(*y));
+	struct wire_param p = vec("pinned", 13 * BLOCK / 4);
+
+	(void)state;
+	assert_int_equal(wire_hello(&w, 0), 0);
+	p.dtype[1] = NONE;
+	p.tier = 1;
+	assert_int_equal(reg(&w, 0, p), 0);
+	assert_int_equal(reg(&w, 0, vec("a", 12 * BLOCK / 4)), 0);
+	assert_int_equal(adv(&w, true, 1, 0, 9, 0), -E2BIG);
+	says(&w, "pinned");
+	assert_int_equal(adv(&w, true, 1, 0, 8, 0), 0);
+	assert_int_equal(status_number("\"sessions\"", "\"leases\""), 8);
+	assert_int_equal(status_number("\"ram\"", "\"leased_bytes\""), 8 * BLOCK);
+	assert_int_equal(adv(&w, false, 1, 0, 8, 0), 0);
+	attach(x);
+	assert_int_equal(wire_hello(x, MOMENT_HELLO_READONLY), 0);
+	assert_int_equal(reg(x, 0, vec("a", 12 * BLOCK / 4)), 0);
+	attach(y);
+	assert_int_equal(wire_hello(y, MOMENT_HELLO_READONLY), 0);
+	assert_int_equal(reg(y, 0, vec("a", 12 * BLOCK / 4)), 0);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(adv(x, true, 0, 0, 1, 0), 0);
+		assert_int_equal(adv(x, true, 0, 1, 1, 0), -E2BIG);
+		assert_int_equal(adv(y, true, 0, 2, 1, 0), -E2BIG);
+		assert_int_equal(adv(x, false, 0, 0, 1, 0), 0);
+		assert_int_equal(adv(y, true, 0, 2, 1, 0), 0);
+		assert_int_equal(adv(y, false, 0, 2, 1, 0), 0);
+	}
+	assert_int_equal(status_number("\"sessions\"", "\"leases\""), 0);
+	assert_int_equal(status_number("\"ram\"", "\"leased_bytes\""), 0);
+	/* A reader that dies gives its share back. */
+	assert_int_equal(adv(x, true, 0, 0, 1, 0), 0);
+	detach(x);
+	assert_int_equal(adv(y, true, 0, 2, 1, 0), 0);
+	detach(y);
+	assert_int_equal(status_number("\"ram\"", "\"leased_bytes\""), 0);
+	free(x);
+	free(y);
+}
+
+/* ---- a drive that fails ---- */
+
+/* Who asks for a commit, makes parameters or begins a step is told that the drive fails. */
+static void test_write_error(void **state)
+{
+	char faults[400], flag[300];
+	int fd, r = -1;
+
+	(void)state;
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
+	snprintf(flag, sizeof(flag), "%s.fail", dir);
+	snprintf(faults, sizeof(faults), "write.error=EIO:1,file=%s", flag);
+	setenv("MOMENT_FAULTS", faults, 1);
+	reopen((struct engine_opts){0});
+	unsetenv("MOMENT_FAULTS");
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
+	assert_int_equal(wire_simple(&w, MOMENT_MSG_INFO, 0), 0);
+	assert_int_equal(info_reply(&w)->error, 0);
+	do_step(1, 0, 1);
+	fd = open(flag, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+	assert_true(fd >= 0);
+	close(fd);
+	assert_int_equal(wire_simple(&w, MOMENT_MSG_COMMIT, MOMENT_COMMIT_WAIT), -EIO);
+	says(&w, "stays in memory");
+	assert_int_equal(wire_simple(&w, MOMENT_MSG_INFO, 0), 0);
+	assert_int_equal(info_reply(&w)->error, -EIO);
+	assert_true(info_reply(&w)->committed_step == MOMENT_STEP_NONE);
+	assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, 2), -EIO);
+	says(&w, "cure the drive");
+	assert_int_equal(reg(&w, 0, vec("b", 8)), -EIO);
+	says(&w, "register again");
+	assert_int_equal(ino_of("b"), 0);
+	unlink(flag);
+	for (int i = 0; i < 100 && r; i++) {
+		usleep(50000);
+		r = wire_simple(&w, MOMENT_MSG_COMMIT, MOMENT_COMMIT_WAIT);
+	}
+	assert_int_equal(r, 0);
+	assert_int_equal(info_reply(&w)->error, 0);
+	assert_int_equal(info_reply(&w)->committed_step, 1);
+	assert_int_equal(reg(&w, 0, vec("b", 8)), 0);
+	do_step(2, 0, 2);
 }
 
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		T(test_hello_twice),	     T(test_client_name),
-		T(test_death_in_line),	     T(test_huge_ranges),
-		T(test_too_many_requests),   T(test_rollback_then_step),
-		T(test_rollback_then_death), T(test_death_in_failing_rollback),
+		T(test_hello_twice),
+		T(test_client_name),
+		T(test_death_in_line),
+		T(test_huge_ranges),
+		T(test_too_many_requests),
+		T(test_rollback_then_step),
+		T(test_rollback_then_death),
+		T(test_death_in_failing_rollback),
 		T(test_reader_keeps_lease),
+		T(test_while_rolling_back),
+		T(test_shares),
+		T(test_write_error),
 	};
 
 	alarm(300); /* something hangs */

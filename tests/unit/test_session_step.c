@@ -3,6 +3,7 @@
  * test_session_step.c - leases, hints, steps, commits, rollbacks and removals of a session. By
  * hand-made messages to an engine in this process.
  */
+#include <malloc.h>
 #include <sqlite3.h>
 
 #include "engine/sqlite_fault.h"
@@ -142,6 +143,16 @@ static void test_quota(void **state)
 	}
 }
 
+static void send_prefetch(uint32_t file, uint32_t first, uint32_t count)
+{
+	struct moment_prefetch *m = wire_begin(&w, MOMENT_MSG_PREFETCH, 0, sizeof(*m));
+
+	m->n = 1;
+	*(struct moment_range *)wire_more(&w, sizeof(struct moment_range)) =
+		(struct moment_range){file, first, count, 0};
+	assert_int_equal(wire_send(&w), 0);
+}
+
 static void test_prefetch(void **state)
 {
 	struct moment_prefetch *m;
@@ -209,6 +220,29 @@ static void test_read_error(void **state)
 	assert_int_equal(adv(&w, true, 0, 0, 3, 0), 0);
 	assert_int_equal(w.l->base[wire_leases(&w)->arena + 9], 1);
 	assert_int_equal(byte_at("a/exp_avg", 5), 1);
+}
+
+/* What is released with COOL goes before what was used earlier. */
+static void test_cool(void **state)
+{
+	uint64_t misses;
+
+	(void)state;
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, vec("a", 24 * BLOCK / 4)), 0);
+	for (uint32_t n = 0; n < 16; n++) {
+		assert_int_equal(adv(&w, true, 0, n, 1, 0), 0);
+		assert_int_equal(adv(&w, false, 0, n, 1, n < 8 ? 0 : MOMENT_RANGE_COOL), 0);
+	}
+	for (uint32_t n = 0; n < 14; n++) {
+		assert_int_equal(adv(&w, true, 1, n, 1, 0), 0);
+		assert_int_equal(adv(&w, false, 1, n, 1, 0), 0);
+	}
+	assert_int_equal(wire_simple(&w, MOMENT_MSG_INFO, 0), 0);
+	misses = info_reply(&w)->misses;
+	assert_int_equal(adv(&w, true, 0, 0, 8, 0), 0);
+	assert_int_equal(wire_simple(&w, MOMENT_MSG_INFO, 0), 0);
+	assert_int_equal(info_reply(&w)->misses, misses);
 }
 
 /* ---- steps ---- */
@@ -284,6 +318,9 @@ static void test_commit(void **state)
 	commit = w.id;
 	assert_int_equal(wire_send(&w), 0);
 	assert_null(wire_recv(&w, 100));
+	/* One that need not wait does not. */
+	assert_int_equal(wire_simple(&w, MOMENT_MSG_COMMIT, 0), 0);
+	assert_int_equal(info_reply(&w)->open_step, 3);
 	/* The engine's own commit meanwhile takes the plain files only. */
 	assert_int_equal(engine_call(e, ENGINE_SYNC, 0, 0, 0, 0), 0);
 	assert_null(wire_recv(&w, 50));
@@ -665,6 +702,7 @@ static void test_remove(void **state)
 	assert_int_equal(send_remove(0), -EINVAL);
 	assert_int_equal(ino_of("a"), 0);
 	assert_int_equal(adv(&w, true, 0, 0, 1, 0), -EINVAL);
+	send_prefetch(0, 0, 1);
 	assert_int_equal(reg(&w, 0, vec("a", 30)), 0);
 	assert_int_equal(reg_reply()->e[0].param, 2);
 	assert_int_equal(send_remove(2), 0);
@@ -686,6 +724,7 @@ int main(void)
 		T(test_quota),
 		T(test_prefetch),
 		T(test_read_error),
+		T(test_cool),
 		T(test_steps),
 		T(test_plain_bracket),
 		T(test_commit),
@@ -700,6 +739,7 @@ int main(void)
 		T(test_remove),
 	};
 
-	alarm(300); /* something hangs */
+	mallopt(M_PERTURB, 0xa5); /* what nobody has set must not be looked at */
+	alarm(300);		  /* something hangs */
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
