@@ -125,6 +125,9 @@ struct path_opts {
 int path_open_session(const struct path_opts *o, struct path **out);
 int path_open_embedded(const struct path_opts *o, struct path **out);
 int path_open_mmap(const struct path_opts *o, struct path **out);
+/* -EBUSY, told: a trainer works through the files of this mount. 0: none, or that cannot be seen.
+ */
+int path_mmap_held(const char *mount);
 
 /* The bytes of RAM tier that a block of len bytes takes. */
 static inline uint64_t path_piece(uint64_t len)

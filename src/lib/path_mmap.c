@@ -460,22 +460,43 @@ static int open_control(struct mm *m, const char *name, int *fd)
 static int take_lock(struct mm *m)
 {
 	struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+	int res;
 
 	if (fcntl(m->step_fd, F_OFD_SETLK, &lk) == 0) {
 		lk.l_start = getpid();
 		fcntl(m->step_fd, F_OFD_SETLK, &lk);
 		return 0;
 	}
-	if (errno != EAGAIN && errno != EACCES)
-		return mm_error(m, -errno, ".moment/step");
-	lk = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1};
-	if (fcntl(m->step_fd, F_OFD_GETLK, &lk) || lk.l_type == F_UNLCK)
-		lk.l_start = 0;
-	return err_set(
-		-EBUSY,
-		"%s already has a trainer, working through its files (pid %ld on this host); one at a time, "
-		"end that one first",
-		m->path.mount, (long)lk.l_start);
+	res = -errno;
+	if (res == -EAGAIN || res == -EACCES) {
+		res = path_mmap_held(m->path.mount);
+		return res ? res
+			   : err_set(-EBUSY, "%s: another trainer ends just now: try again",
+				     m->path.mount);
+	}
+	return mm_error(m, res, ".moment/step");
+}
+
+int path_mmap_held(const char *mount)
+{
+	struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1};
+	char *name;
+	int fd = -1, res = 0;
+
+	if (asprintf(&name, "%s/.moment/step", mount) >= 0) {
+		fd = open(name, O_RDONLY | O_CLOEXEC);
+		free(name);
+	}
+	if (fd < 0)
+		return 0;
+	if (fcntl(fd, F_OFD_GETLK, &lk) == 0 && lk.l_type != F_UNLCK)
+		res = err_set(
+			-EBUSY,
+			"%s already has a trainer, working through its files (pid %ld on this host); one at a "
+			"time, end that one first",
+			mount, (long)lk.l_start);
+	close(fd);
+	return res;
 }
 
 /* A writing session has the files to itself. */

@@ -57,6 +57,14 @@ static bool unreachable(int res)
 	       res == -ENOTDIR;
 }
 
+/* The daemon sees that files are open for writing; that a trainer has them, and which, we see. */
+static int open_session(const struct path_opts *po, struct path **out)
+{
+	int res = po->mount && !po->readonly ? path_mmap_held(po->mount) : 0;
+
+	return res < 0 ? res : path_open_session(po, out);
+}
+
 static int open_mount(const struct moment_open_opts *o, struct moment_session *s, enum data data,
 		      struct path_opts *po)
 {
@@ -81,7 +89,7 @@ static int open_mount(const struct moment_open_opts *o, struct moment_session *s
 	} else if (data == DATA_MMAP) {
 		res = path_open_mmap(po, &s->path);
 	} else {
-		res = path_open_session(po, &s->path);
+		res = open_session(po, &s->path);
 		if (unreachable(res) && data == DATA_ANY) {
 			session_say(
 				s, MOMENT_WARNING,
@@ -132,7 +140,7 @@ static int open_backing(const struct moment_open_opts *o, struct moment_session 
 		goto out;
 	}
 	if (data != DATA_EMBEDDED) {
-		res = path_open_session(po, &s->path);
+		res = open_session(po, &s->path);
 		if (!unreachable(res))
 			goto out;
 		if (data == DATA_SESSION) {

@@ -176,9 +176,9 @@ class Looking(MountCase):
         with self.assertWarnsRegex(UserWarning, "session socket"):
             named, opt = self.train(m)
         self.assertEqual(opt.data_path, "mmap")
+        opt.close()
         with self.assertRaisesRegex(momentfs.MomentError, "cannot be reached"):
             AdamW(weights({"x": (3,)}), mount=m.path, data="session")
-        opt.close()
         os.environ["MOMENT_DATA"] = "mmap"
         self.addCleanup(os.environ.pop, "MOMENT_DATA", None)
         named, opt = self.train(m, fresh=True)

@@ -99,10 +99,9 @@ class Owners(OwnersCase):
         m = self.mount(name="m", backing=self.backing("m-b"))
         for data in ("session", "mmap"):
             p = self.owner(mount=m.path, data=data, fresh=True)
-            self.assertRefused(p.pid, "on this host", mount=m.path, data=data)
-            if data == "session":
-                self.assertRefused(p.pid, "on this host", mount=m.path, data="mmap")
-                self.assertRefused(p.pid, "on this host", backing=m.backing)
+            for second in ("session", "mmap"):
+                self.assertRefused(p.pid, "on this host", mount=m.path, data=second)
+            self.assertRefused(p.pid, "on this host", backing=m.backing)
             self.assertRefused(m.process.pid, f"on host {socket.gethostname()}", backing=m.backing, data="embedded")
             self.end(p)
 
