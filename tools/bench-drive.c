@@ -20,7 +20,7 @@
 struct lane {
 	struct io_op op;
 	struct drive *d;
-	void *buf;
+	void *buf;   /* its own, for what is read */
 	bool writes; /* after the read of this lane's block, it is written */
 };
 
@@ -29,7 +29,9 @@ struct drive {
 	struct arena *arena;
 	struct io *io;
 	uint64_t blocks; /* of one half */
-	bool flip;	 /* which half is read */
+	char **mem;	 /* what is written; the first DEPTH are the lanes' */
+	uint64_t nmem;
+	bool flip; /* which half is read */
 	/* the run under way */
 	uint64_t next, left;
 	bool reads, writes, failed;
@@ -69,7 +71,7 @@ static void lane_start(struct lane *l)
 	at = d->next++;
 	l->writes = !d->reads;
 	l->op = (struct io_op){.kind = d->reads ? IO_READ : IO_WRITE,
-			       .buf = l->buf,
+			       .buf = d->reads ? l->buf : d->mem[at % d->nmem],
 			       .off = ((d->reads == d->flip ? d->blocks : 0) + at) * BLOCK,
 			       .len = BLOCK,
 			       .done = lane_done};
@@ -136,7 +138,7 @@ double drive_write(struct drive *d, uint64_t bytes)
 	return go(d, false, true, bytes / BLOCK < d->blocks ? bytes / BLOCK : d->blocks, true);
 }
 
-struct drive *drive_open(const char *dir, uint64_t bytes)
+struct drive *drive_open(const char *dir, uint64_t bytes, bool distinct)
 {
 	struct drive *d = calloc(1, sizeof(*d));
 	char path[4096];
@@ -145,6 +147,12 @@ struct drive *drive_open(const char *dir, uint64_t bytes)
 	if (!d)
 		return NULL;
 	d->blocks = (bytes + BLOCK - 1) / BLOCK;
+	d->nmem = distinct && d->blocks > DEPTH ? d->blocks : DEPTH;
+	d->mem = calloc(d->nmem, sizeof(*d->mem));
+	if (!d->mem) {
+		free(d);
+		return NULL;
+	}
 	snprintf(path, sizeof(path), "%s/bench-drive-XXXXXX", dir);
 	d->fd = mkstemp(path);
 	if (d->fd < 0 || unlink(path)) {
@@ -154,8 +162,9 @@ struct drive *drive_open(const char *dir, uint64_t bytes)
 	}
 	r = posix_fallocate(d->fd, 0, (off_t)(2 * d->blocks * BLOCK));
 	if (!r)
-		r = -arena_create(&(struct arena_opts){.size = (DEPTH + 4) * BLOCK, .chunk = BLOCK},
-				  &d->arena);
+		r = -arena_create(
+			&(struct arena_opts){.size = (d->nmem + 4) * BLOCK, .chunk = BLOCK},
+			&d->arena);
 	if (!r)
 		r = -io_create(&(struct io_opts){.fd = d->fd,
 						 .buf = arena_base(d->arena),
@@ -166,14 +175,17 @@ struct drive *drive_open(const char *dir, uint64_t bytes)
 		drive_close(d);
 		return NULL;
 	}
-	for (unsigned int i = 0; i < DEPTH; i++) {
+	for (uint64_t i = 0; i < d->nmem; i++) {
 		struct aoff at;
 
-		d->lane[i].d = d;
 		if (arena_alloc(d->arena, BLOCK, &at))
 			abort();
-		d->lane[i].buf = arena_ptr(d->arena, at);
-		memset(d->lane[i].buf, (int)i + 1, BLOCK);
+		d->mem[i] = arena_ptr(d->arena, at);
+		memset(d->mem[i], (int)(i % 250) + 1, BLOCK);
+	}
+	for (unsigned int i = 0; i < DEPTH; i++) {
+		d->lane[i].d = d;
+		d->lane[i].buf = d->mem[i];
 	}
 	drive_write(d, d->blocks * BLOCK);
 	drive_write(d, d->blocks * BLOCK);
@@ -187,5 +199,6 @@ void drive_close(struct drive *d)
 	if (d->arena)
 		arena_destroy(d->arena);
 	close(d->fd);
+	free(d->mem);
 	free(d);
 }

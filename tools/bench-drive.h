@@ -6,13 +6,17 @@
 #ifndef BENCH_DRIVE_H
 #define BENCH_DRIVE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct drive;
 
-/* A file of 2 * bytes in directory `dir`, written once. Prints why and returns NULL when it cannot.
+/*
+ * A file of 2 * bytes in directory `dir`, written once. `distinct`: drive_write() takes each block
+ * from memory of its own, as a commit of a RAM tier does, not from a few buffers over and over,
+ * which the processor's caches hold. Prints why and returns NULL when it cannot.
  */
-struct drive *drive_open(const char *dir, uint64_t bytes);
+struct drive *drive_open(const char *dir, uint64_t bytes, bool distinct);
 void drive_close(struct drive *d);
 
 /* Seconds to read `bytes` from one half while as much is written to the other, 16 blocks of 2 MiB

@@ -320,7 +320,8 @@ int main(int argc, char **argv)
 						 .optim = &adam};
 	}
 	bytes = (double)b.numel * 8;
-	b.drive = drive_open(drive_dir ? drive_dir : b.o.backing, (uint64_t)bytes);
+	b.drive = drive_open(drive_dir ? drive_dir : b.o.backing, (uint64_t)bytes,
+			     !strcmp(b.o.mode, "full"));
 	if (!b.drive)
 		return 1;
 	printf("%s: %u parameters, %.0f MiB of state, path %s, %s\n", b.o.model, b.n,

@@ -17,7 +17,8 @@
 #include "engine/commit.h"
 #include "engine/hash.h"
 
-#define RETRY_NS 1000000000ull /* after a write error */
+#define RETRY_NS   1000000000ull /* after a write error */
+#define WRITES_MAX 128u		 /* at once */
 
 /* ---- reading ---- */
 
@@ -167,6 +168,7 @@ static void write_done(struct io_op *io)
 		return;
 	}
 	c->writing--;
+	c->writing_bytes -= b->next.len;
 	if (io->res) {
 		write_failed(b, io->res);
 		block_set_state(b, BLOCK_DIRTY);
@@ -235,6 +237,7 @@ static void write_start(struct block *b, bool urgent)
 	TRACE(c, "write", b->f->ino, b->n, len);
 	block_set_state(b, BLOCK_WRITING);
 	c->writing++;
+	c->writing_bytes += len;
 	b->work.run = hash_run;
 	b->work.done = hash_done;
 	if (urgent)
@@ -257,7 +260,8 @@ void block_write(struct block *b, bool urgent)
 
 void block_write_pump(struct cache *c)
 {
-	while (c->writing < c->write_depth && !list_empty(&c->write_queue)) {
+	while (c->writing_bytes < c->write_most && c->writing < WRITES_MAX &&
+	       !list_empty(&c->write_queue)) {
 		struct block *b = list_first(&c->write_queue, struct block, write_link);
 
 		list_remove(&b->write_link);

@@ -38,9 +38,9 @@ int cache_init(struct cache *c)
 	list_init(&c->retry.link);
 	arena_get_info(c->arena, &ai);
 	c->base = arena_base(c->arena);
-	/* Enough in flight for the drive (32 MiB), not so much that a small tier is all in writing.
-	 */
-	c->write_depth = (unsigned int)min_u64(32, max_u64(2, ai.chunks / 4));
+	/* Enough in flight for the drive, not so much that a small tier is all in writing. In
+	 * bytes: small blocks would leave it idle. */
+	c->write_most = max_u64(2ull * c->block, min_u64(64u << 20, ai.size / 4));
 	c->window = min_u64(64u << 20, ai.size / 3);
 	r = readahead_init(c);
 	if (!r)
@@ -633,7 +633,7 @@ static uint64_t starving_bytes(struct cache *c)
 static void clean_ahead(struct cache *c)
 {
 	uint64_t want = starving_bytes(c);
-	uint64_t target = (uint64_t)c->write_depth * c->block + want;
+	uint64_t target = c->write_most + want;
 	bool all = want && stuck(c);
 	uint64_t now = 0;
 

@@ -184,12 +184,12 @@ struct cache {
 	struct list changed;	   /* files */
 	struct freed_list orphans; /* extents of files that are gone */
 
-	struct list woken;	       /* waiters of dropped blocks, woken by the pump */
-	struct list starving;	       /* gets that wait for memory, first come first served */
-	struct list space;	       /* waiters for pool space */
-	struct list write_queue;       /* blocks to be written, in order */
-	unsigned int reading, writing; /* blocks */
-	unsigned int write_depth;
+	struct list woken;		    /* waiters of dropped blocks, woken by the pump */
+	struct list starving;		    /* gets that wait for memory, first come first served */
+	struct list space;		    /* waiters for pool space */
+	struct list write_queue;	    /* blocks to be written, in order */
+	unsigned int reading, writing;	    /* blocks */
+	uint64_t writing_bytes, write_most; /* of these; the most at once */
 	unsigned int op_pins;	  /* pins of ops: they end by themselves, a lease need not */
 	uint32_t error_blocks;	  /* dirty blocks whose last write failed */
 	unsigned int dead_rounds; /* retries in a row since a write last succeeded */

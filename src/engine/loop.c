@@ -14,8 +14,10 @@
  * again, then sleeps; a poster pushes, then takes the flag. In the total order of these (all are
  * seq_cst) one of the two sees the other. The eventfd is edge-triggered and never read.
  *
- * Work threads share two queues, urgent and normal. Of two or more threads, one always stays free
- * of normal work: a lease that waits for one hash must not wait for a whole commit.
+ * Work threads share two queues, urgent and normal. At most half of them do normal work: a lease
+ * that waits for one hash must not wait for a whole commit. And one thread hashes several times
+ * faster than a drive writes; more of them at once take memory bandwidth from the drive (measured:
+ * two on 2 cores, 1.18 times a bare write for a commit; one, 1.11).
  *
  * Everything but the inbox, the work queues and `outstanding` belongs to the loop thread.
  */
@@ -448,7 +450,7 @@ int loop_create(struct loop **out, struct io *io, unsigned int workers)
 	if (!loop)
 		return -ENOMEM;
 	loop->io = io;
-	loop->normal_max = workers > 1 ? workers - 1 : 1;
+	loop->normal_max = workers > 2 ? (workers - 1) / 2 : 1;
 	list_init(&loop->timers);
 	list_init(&loop->urgent);
 	list_init(&loop->normal);
