@@ -251,7 +251,7 @@ static void revert_try(struct waiter *w)
 
 	if (session_lessee(e, !r->all)) {
 		if (loop_now_ns() < r->patience_ns) {
-			loop_timer_set(e->loop, &r->timer, 10000000);
+			loop_timer_set(e->loop, &r->timer, 1000000);
 			return;
 		}
 		r->res = -EBUSY;
