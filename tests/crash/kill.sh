@@ -50,7 +50,8 @@ start_daemon() {
 
 stop_daemon() {
 	[ -n "$daemon" ] || return 0
-	"$MOMENTCTL" umount "$mnt" || fail "momentctl umount"
+	# A trainer's end is noticed a moment after it.
+	retry 5 "$MOMENTCTL" umount "$mnt" 2>"$tmp/umount" || { cat "$tmp/umount" >&2; fail "momentctl umount"; }
 	wait "$daemon" || fail "the daemon ended with $?"
 	daemon=
 }
@@ -142,7 +143,8 @@ kill_once() {
 	# Nobody can tell that the writer of a plain bracket is dead: a session says what to do, and that helps.
 	rolled=no
 	if [ "$victim" = mmap ] && [ $((RANDOM % 2)) = 0 ]; then
-		retry 10 "$MOMENTCTL" rollback "$mnt" || fail "kill $i: momentctl rollback"
+		retry 10 "$MOMENTCTL" rollback "$mnt" 2>"$tmp/rollback" ||
+			{ cat "$tmp/rollback" >&2; fail "kill $i: momentctl rollback"; }
 		rolled=yes
 	fi
 }
