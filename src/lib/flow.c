@@ -290,6 +290,11 @@ static int unit_compute(struct flow *f, const struct batch *b, const struct unit
 	int res;
 
 	bl.numel = unit_len(f->s, p, u->block) / p->itemsize;
+	for (i = 0; i < p->roles; i++) {
+		if (b->mem[u->mem + i].len < unit_len(f->s, p, u->block))
+			return err_set(-EPROTO, "parameter %s: block %u was leased with %u bytes",
+				       p->name, u->block, b->mem[u->mem + i].len);
+	}
 	for (i = 0; i < p->roles; i++)
 		bl.state[p->role[i]] = b->mem[u->mem + i].ptr;
 	bl.p = advance(it->p, bl.first, it->p_dtype);

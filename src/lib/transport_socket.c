@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -108,9 +109,14 @@ static int sock_attach(struct transport *t, uint64_t arena_size, void **base)
 	struct transport_sock *k = sock_of(t);
 	size_t size = arena_size, room = size + HUGE_PAGE;
 	char *raw, *at;
+	struct stat st;
 
 	if (k->arena_fd < 0)
 		return err_set(-EPROTO, "the daemon's greeting came without its memory");
+	if (fstat(k->arena_fd, &st) || (uint64_t)st.st_size < arena_size ||
+	    !(fcntl(k->arena_fd, F_GET_SEALS) & F_SEAL_SHRINK))
+		return err_set(-EPROTO, "the daemon's memory is not the %s that it greets with",
+			       err_bytes(arena_size));
 	raw = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (raw == MAP_FAILED)
 		return err_set(-errno, "no address space for the daemon's RAM tier of %s: %s",

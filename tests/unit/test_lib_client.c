@@ -5,6 +5,7 @@
  * memfd and the client.
  */
 #include <pthread.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <sys/mman.h>
@@ -24,6 +25,9 @@ struct script {
 	bool backwards;		  /* two leases in flight are answered last first */
 	int fail_lease;		  /* the n-th lease is refused with -EIO */
 	int crowd;		  /* the n-th lease is refused with -E2BIG, once */
+	int short_lease;	  /* the n-th lease is shorter than its blocks */
+	bool unsealed;		  /* the arena could shrink under the client */
+	uint64_t arena_more;	  /* bytes that the greeting makes it larger than it is */
 	uint32_t version;
 };
 
@@ -85,7 +89,7 @@ static void say_hello(struct daemon *d, int fd, const struct moment_msg *m)
 		.r = {.h = *m},
 		.version = d->script.version ? d->script.version : MOMENT_PROTOCOL_VERSION,
 		.block = BLOCK,
-		.arena_size = ARENA,
+		.arena_size = ARENA + d->script.arena_more,
 		.quota = 16 * BLOCK,
 		.quota_small = 8 * BLOCK,
 		.window = 8 * BLOCK,
@@ -145,10 +149,11 @@ static void say_leased(struct daemon *d, int fd, const struct moment_advance *m)
 	r->r.h.len = (uint32_t)len;
 	r->n = m->n_lease;
 	for (i = 0; i < m->n_lease; i++) /* a place for each block: 2 files, 30 blocks */
-		r->l[i] = (struct moment_lease){.arena = (m->r[m->n_release + i].file * 31ull +
-							  m->r[m->n_release + i].first) %
-							 (ARENA / BLOCK) * BLOCK,
-						.len = BLOCK};
+		r->l[i] = (struct moment_lease){
+			.arena = (m->r[m->n_release + i].file * 31ull +
+				  m->r[m->n_release + i].first) %
+				 (ARENA / BLOCK) * BLOCK,
+			.len = (int)d->leases == d->script.short_lease ? BLOCK - 4 : BLOCK};
 	if (d->script.backwards && m->n_lease && !d->late_len && m->n_lease < 100) {
 		memcpy(d->late, r, len);
 		d->late_len = len;
@@ -242,8 +247,10 @@ static struct daemon *daemon_start(const char *folder, struct script script)
 	d->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	assert_int_equal(bind(d->listener, (void *)&sa, sizeof(sa)), 0);
 	assert_int_equal(listen(d->listener, 1), 0);
-	d->memfd = memfd_create("arena", MFD_CLOEXEC);
+	d->memfd = memfd_create("arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	assert_int_equal(ftruncate(d->memfd, ARENA), 0);
+	if (!script.unsealed)
+		assert_int_equal(fcntl(d->memfd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
 	d->arena = mmap(NULL, ARENA, PROT_READ | PROT_WRITE, MAP_SHARED, d->memfd, 0);
 	assert_int_equal(pthread_create(&d->thread, NULL, daemon_run, d), 0);
 	return d;
@@ -387,6 +394,24 @@ static void another_version_is_refused(void **state)
 	daemon_end(d);
 }
 
+/* What would make the client touch memory that is not there. */
+static void memory_that_is_not_there_is_refused(void **state)
+{
+	int blocks = 0;
+	struct daemon *d = daemon_start(*state, (struct script){.arena_more = 4096});
+
+	refused(train(*state, &blocks), -EPROTO, "memory");
+	daemon_end(d);
+	d = daemon_start(*state, (struct script){.unsealed = true});
+	refused(train(*state, &blocks), -EPROTO, "memory");
+	daemon_end(d);
+	d = daemon_start(*state, (struct script){.short_lease = 2});
+	refused(train(*state, &blocks), -EPROTO, "65532 bytes");
+	assert_true(blocks < 20);
+	assert_int_equal(d->outstanding, 0);
+	daemon_end(d);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, drop_folder)
 
 int main(void)
@@ -399,6 +424,7 @@ int main(void)
 		TEST(death_at_every_message_is_an_error_that_names_it),
 		TEST(nonsense_is_an_error),
 		TEST(another_version_is_refused),
+		TEST(memory_that_is_not_there_is_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -224,6 +224,13 @@ static void test_mismatches(void **state)
 		assert_int_equal(ns_create(engine_ns(e), NS_ROOT, "f", 0644, 0, 0, false, &a), 0);
 		assert_int_equal(reg(&w, 0, vec("d", 8)), -EINVAL);
 		assert_int_equal(reg(&w, 0, vec("f", 8)), -ENOTDIR);
+		/* A directory that was renamed is still that other parameter's. */
+		assert_int_equal(ns_rename(engine_ns(e), NS_ROOT, "a", NS_ROOT, "c", 0), 0);
+		assert_int_equal(reg(&w, 0, vec("c", 64)), -EEXIST);
+		assert_int_equal(reg(&w, MOMENT_REG_FRESH, vec("c", 64)), -EEXIST);
+		says(&w, "another name");
+		assert_int_equal(ns_rename(engine_ns(e), NS_ROOT, "c", NS_ROOT, "ab", 0), 0);
+		assert_int_equal(reg(&w, 0, vec("ab", 64)), -EEXIST);
 	}
 }
 
