@@ -125,6 +125,88 @@ static void test_client_name(void **state)
 	free(json);
 }
 
+/* ---- register ---- */
+
+/* State that was changed behind the sessions' back is not taken for what it was. */
+static void test_changed_state(void **state)
+{
+	struct wire_param p = vec("a", 1000);
+	uint64_t ino, dir_ino;
+	struct ns_attr a;
+
+	(void)state;
+	assert_int_equal(wire_hello(&w, 0), 0);
+	p.dtype[1] = MOMENT_BF16;
+	assert_int_equal(reg(&w, 0, p), 0);
+	do_step(1, 0, 1);
+	remount(true);
+	/* As many bytes, but of another type. */
+	p.dtype[1] = MOMENT_F16;
+	assert_int_equal(reg(&w, 0, p), -EINVAL);
+	says(&w, "bfloat16");
+	says(&w, "float16");
+	p.dtype[1] = MOMENT_BF16;
+	/* Shorter, longer. */
+	ino = ino_of("a/exp_avg");
+	assert_int_equal(engine_call(e, ENGINE_TRUNCATE, ino, 0, 3996, 0), 0);
+	assert_int_equal(reg(&w, 0, p), -EINVAL);
+	says(&w, "3996");
+	assert_int_equal(engine_call(e, ENGINE_TRUNCATE, ino, 0, 4004, 0), 0);
+	assert_int_equal(reg(&w, 0, p), -EINVAL);
+	assert_int_equal(engine_call(e, ENGINE_TRUNCATE, ino, 0, 4000, 0), 0);
+	/* A directory where an array should be, also for a fresh start. */
+	dir_ino = ino_of("a");
+	assert_int_equal(ns_rename(engine_ns(e), dir_ino, "exp_avg", dir_ino, "x", 0), 0);
+	assert_int_equal(ns_mkdir(engine_ns(e), dir_ino, "exp_avg", 0755, 0, 0, false, &a), 0);
+	assert_int_equal(reg(&w, 0, p), -EINVAL);
+	assert_int_equal(reg(&w, MOMENT_REG_FRESH, p), -EINVAL);
+	says(&w, "not a file");
+	assert_int_equal(ns_rmdir(engine_ns(e), dir_ino, "exp_avg"), 0);
+	assert_int_equal(ns_rename(engine_ns(e), dir_ino, "x", dir_ino, "exp_avg", 0), 0);
+	assert_int_equal(reg(&w, 0, p), 0);
+	assert_int_equal(reg_reply()->e[0].step, 1);
+	assert_int_equal(byte_at("a/exp_avg", 3995), 1);
+	assert_int_equal(byte_at("a/exp_avg", 3999), 0);
+	/* Nobody may have it for writing who had it before. */
+	assert_int_equal(ns_open(engine_ns(e), ino, true), -EBUSY);
+}
+
+/* A REGISTER that fails leaves what was there to others, and to the next one. */
+static void test_register_undone(void **state)
+{
+	struct wire_param p = vec("a", 1000), q = vec("b", 1000);
+	struct ns_attr a;
+
+	(void)state;
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, p), 0);
+	assert_int_equal(reg(&w, 0, q), 0);
+	remount(true);
+	assert_int_equal(ns_walk(engine_ns(e), "b/exp_avg_sq", &a), 0);
+	assert_int_equal(ns_open(engine_ns(e), a.ino, true), 0);
+	for (int i = 0; i < 2; i++) {
+		wire_reg_begin(&w, 0);
+		wire_reg_add(&w, &p);
+		wire_reg_add(&w, &q);
+		assert_int_equal(wire_call(&w), -EBUSY);
+	}
+	/* Between steps a plain program may write them, and move them. */
+	assert_int_equal(engine_pwrite(e, ino_of("a/exp_avg"), "\2", 1, 0), 1);
+	assert_int_equal(ns_rename(engine_ns(e), NS_ROOT, "a", NS_ROOT, "c", 0), 0);
+	assert_int_equal(ns_rename(engine_ns(e), NS_ROOT, "c", NS_ROOT, "a", 0), 0);
+	ns_release(engine_ns(e), a.ino, true);
+	wire_reg_begin(&w, 0);
+	wire_reg_add(&w, &p);
+	wire_reg_add(&w, &q);
+	assert_int_equal(wire_call(&w), 0);
+	assert_int_equal(byte_at("a/exp_avg", 0), 2);
+	/* Removed for good: nobody holds on to it, so its space comes back. */
+	assert_int_equal(send_remove(0), 0);
+	assert_int_equal(send_remove(1), 0);
+	assert_int_equal(wire_simple(&w, MOMENT_MSG_COMMIT, MOMENT_COMMIT_WAIT), 0);
+	assert_int_equal(ns_getattr(engine_ns(e), a.ino, &a), -ESTALE);
+}
+
 /* ---- leases ---- */
 
 static void pass_over(struct wire *x, const struct moment_reply *r)
@@ -625,6 +707,8 @@ int main(void)
 	static const struct CMUnitTest tests[] = {
 		T(test_hello_twice),
 		T(test_client_name),
+		T(test_changed_state),
+		T(test_register_undone),
 		T(test_death_in_line),
 		T(test_huge_ranges),
 		T(test_too_many_requests),
