@@ -63,6 +63,16 @@ elif what == "many":
     held = [connect(back) for _ in range(60)]
     s.send(hello(flags=1))
     assert receive(s)[2] == 0
+elif what == "fds":
+    # Descriptors that come with a message stay nowhere.
+    count = lambda: len(os.listdir(f"/proc/{int(sys.argv[3])}/fd"))
+    s.send(hello(flags=1))
+    assert receive(s)[2] == 0
+    before = count()
+    for i in range(20):
+        s.sendmsg([struct.pack("<HHIQ", 11, 0, 16, i)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * 50))])
+        assert receive(s)[2] == 0
+    assert count() == before, (count(), before)
 elif what == "crowd":
     # More connections than the daemon takes: those above are hung up on, the others are served.
     kept, away = [], 0
@@ -124,6 +134,7 @@ talk version
 talk garbage
 talk many
 talk flood
+talk fds "$momentfs_pid"
 talk crowd
 none_left() { [ "$(status_of "$mnt" mount.sessions)" = 0 ]; }
 retry 3 none_left || fail "sessions are left over: $(status_of "$mnt" sessions)"
