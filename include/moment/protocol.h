@@ -11,7 +11,7 @@
  * Requests carry an id of the client's choosing; the reply repeats it. Requests are started in
  * order, but a reply that has to wait (a lease that waits for the drive) does not hold up those
  * behind it: match replies by id. So a client asks for its next leases before it computes on the
- * ones it has.
+ * ones it has. With 1024 requests under way, further REGISTERs and COMMITs are refused (-EBUSY).
  *
  * The unit of a lease is a block (moment_hello_reply.block bytes; a file's last block is as long as
  * the file says). Leased memory is the RAM tier's own: valid from the reply until the release. A
@@ -25,7 +25,8 @@
  * ROLLBACK first (or ask for it in HELLO).
  *
  * A connection that never says HELLO is a waiter: when the daemon ends it gets one struct
- * moment_reply with type 0, the result of the last commit as its status and a text when that failed.
+ * moment_reply with type 0, the result of the last commit as its status and a text when that
+ * failed.
  */
 #ifndef MOMENT_PROTOCOL_H
 #define MOMENT_PROTOCOL_H
@@ -78,7 +79,8 @@ struct moment_reply {
 };
 
 /* HELLO. -EPROTO: other version; -EACCES: other user; -EBUSY: another session writes (its pid in
- * the text); -ESTALE: the state is torn and ROLLBACK was not asked for. */
+ * the text), or keeps what the rollback needs; -ESTALE: the state is torn and ROLLBACK was not
+ * asked for. */
 #define MOMENT_HELLO_READONLY 1u /* readers without limit; no steps */
 #define MOMENT_HELLO_ROLLBACK 2u /* return a torn state to the last commit first */
 
@@ -135,9 +137,9 @@ struct moment_reg_entry {
 };
 
 struct moment_reg_reply_entry {
-	uint32_t param; /* handle; handles are dense from 0 in order of registering */
-	uint32_t flags; /* MOMENT_REG_CREATED | MOMENT_REG_FOUND */
-	uint64_t step;	/* this parameter's own step count */
+	uint32_t param;		     /* handle; handles are dense from 0 in order of registering */
+	uint32_t flags;		     /* MOMENT_REG_CREATED | MOMENT_REG_FOUND */
+	uint64_t step;		     /* this parameter's own step count */
 	uint32_t file[MOMENT_ROLES]; /* handles for ranges; UINT32_MAX: no such array */
 };
 #define MOMENT_REG_CREATED 1u
@@ -253,7 +255,8 @@ struct moment_post_step {
  * torn; -EIO, -ENOSPC: failed; state stays dirty and a later one may succeed. */
 #define MOMENT_COMMIT_WAIT 1u /* reply when durable; else at once */
 /* ROLLBACK: everything of the session's files back to the last commit; no leases may be out. Closes
- * an open step. */
+ * an open step. Readers have two seconds to give back what they lease of these files, and are
+ * granted nothing meanwhile; else -EBUSY (whose pid in the text), and nothing has changed. */
 struct moment_simple {
 	struct moment_msg h;
 };
