@@ -124,6 +124,10 @@ struct moment_slice {
 #define MOMENT_FOUND_INF (1u << 0)
 #define MOMENT_FOUND_NAN (1u << 1)
 
+/* moment_extras.only */
+#define MOMENT_EXTRAS_ALL      0u
+#define MOMENT_EXTRAS_GRADIENT 1u /* `found` and sum_g: what loss scaling and clipping ask for */
+
 /*
  * What a pass can tell on the way. moment_update() adds to what is there, so that the slices of one
  * parameter (or all parameters) can be summed up: zero it before the first.
@@ -137,12 +141,14 @@ struct moment_slice {
  * exact one, and nearly always much closer. Values under 2^-63 (v: 2^-83) count as 0; of p and the
  * update a value from 2^63 on makes the sum infinite. A sum that met a NaN is NaN.
  *
+ * What is not asked for costs nothing: `only` says so, the other sums then stay as they are.
+ *
  * For one slice the sums are the same bits at every instruction set and thread count. They depend,
  * in the last bits, on how a parameter is cut into slices.
  */
 struct moment_extras {
 	uint32_t found;
-	uint32_t reserved;
+	uint32_t only; /* set by the caller; an unknown value: -EINVAL */
 	double sum_g;
 	double sum_m;
 	double sum_v;

@@ -146,12 +146,12 @@ static __attribute__((noinline)) double scan(const struct kernel_consts *c,
 /* Ends the run [begin, end), or a padded block: padding is zero in every array. */
 ALWAYS_INLINE void sums_end_run(struct sums *sums, const struct kernel_consts *c,
 				const struct kernel_args *a, const struct arrays *q, size_t begin,
-				size_t end)
+				size_t end, enum kernel_want want)
 {
 	/* p and the update are not in memory as fp32 always: they stay as they are. */
 	const unsigned char *again[KERNEL_SUMS] = {[SUM_G] = q->g, [SUM_M] = q->m, [SUM_V] = q->v};
 
-	for (int s = 0; s < KERNEL_SUMS; s++) {
+	for (int s = 0; s < (want == WANT_ALL ? KERNEL_SUMS : SUM_G + 1); s++) {
 		vf *run = sums->run[s], zero = v_sub(run[0], run[0]);
 
 		if (KERNEL_BLOCK / VW > 1)
@@ -175,8 +175,8 @@ ALWAYS_INLINE void sums_end_run(struct sums *sums, const struct kernel_consts *c
 /* One block: n of its KERNEL_BLOCK elements are real, the others are padding that no sum may see.
  */
 ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kernel_args *a,
-				const struct arrays *q, size_t at, size_t n, int kind, bool want,
-				struct sums *sums)
+				const struct arrays *q, size_t at, size_t n, int kind,
+				enum kernel_want want, struct sums *sums)
 {
 	const bool has_m =
 		kind == MOMENT_ADAM || kind == MOMENT_LION || (kind == MOMENT_SGD && q->m);
@@ -192,7 +192,7 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 		vf u;
 
 		g = scaled(c, g);
-		if (want)
+		if (want != WANT_NONE)
 			add_square(&sums->run[SUM_G][k], 1.0f, g, from, n);
 		if (c->l2)
 			g = v_fma(v_set1(c->decay_l2), p, g);
@@ -240,7 +240,7 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 		if (q->master)
 			v_store(q->master + 4 * i, p);
 		store_as(q->p, i, a->p_dtype, p);
-		if (want) {
+		if (want == WANT_ALL) {
 			if (has_m)
 				add_square(&sums->run[SUM_M][k], 1.0f, m, from, n);
 			if (has_v)
@@ -267,8 +267,8 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 	} while (0)
 
 ALWAYS_INLINE void update_tail(const struct kernel_consts *c, const struct kernel_args *a,
-			       const struct arrays *all, size_t at, size_t n, int kind, bool want,
-			       struct sums *sums)
+			       const struct arrays *all, size_t at, size_t n, int kind,
+			       enum kernel_want want, struct sums *sums)
 {
 	size_t p_size = a->p_dtype == MOMENT_F32 ? 4 : 2, g_size = a->g_dtype == MOMENT_F32 ? 4 : 2;
 	unsigned char p[4 * KERNEL_BLOCK], g[4 * KERNEL_BLOCK], m[4 * KERNEL_BLOCK];
@@ -282,8 +282,8 @@ ALWAYS_INLINE void update_tail(const struct kernel_consts *c, const struct kerne
 	BOUNCE_IN(master, 4);
 	BOUNCE_IN(vmax, 4);
 	update_block(c, a, &q, 0, n, kind, want, sums);
-	if (want)
-		sums_end_run(sums, c, a, &q, 0, KERNEL_BLOCK);
+	if (want != WANT_NONE)
+		sums_end_run(sums, c, a, &q, 0, KERNEL_BLOCK, want);
 	BOUNCE_OUT(p, p_size);
 	BOUNCE_OUT(m, 4);
 	BOUNCE_OUT(v, 4);
@@ -305,7 +305,7 @@ static double sum_lanes(const struct vd sum[KERNEL_BLOCK / VW])
 }
 
 ALWAYS_INLINE void update(const struct kernel_args *a, size_t begin, size_t end,
-			  struct kernel_sums *out, int kind, bool want)
+			  struct kernel_sums *out, int kind, enum kernel_want want)
 {
 	/* Copies on the stack: a store to an array cannot change them, as far as the compiler is
 	 * concerned. */
@@ -328,12 +328,12 @@ ALWAYS_INLINE void update(const struct kernel_args *a, size_t begin, size_t end,
 
 		for (; i < stop; i += KERNEL_BLOCK)
 			update_block(&c, a, &q, i, KERNEL_BLOCK, kind, want, &sums);
-		if (want)
-			sums_end_run(&sums, &c, a, &q, run, stop);
+		if (want != WANT_NONE)
+			sums_end_run(&sums, &c, a, &q, run, stop, want);
 	}
 	if (whole < end)
 		update_tail(&c, a, &q, whole, end - whole, kind, want, &sums);
-	if (!want)
+	if (want == WANT_NONE)
 		return;
 	for (int s = 0; s < KERNEL_SUMS; s++)
 		out->sum[s] = sum_lanes(sums.total[s]);
@@ -347,10 +347,12 @@ ALWAYS_INLINE void update(const struct kernel_args *a, size_t begin, size_t end,
 	static void name(const struct kernel_args *a, size_t begin, size_t end, \
 			 struct kernel_sums *sums) \
 	{ \
-		if (a->want) \
-			update(a, begin, end, sums, kind, true); \
+		if (a->want == WANT_NONE) \
+			update(a, begin, end, sums, kind, WANT_NONE); \
+		else if (a->want == WANT_GRADIENT) \
+			update(a, begin, end, sums, kind, WANT_GRADIENT); \
 		else \
-			update(a, begin, end, sums, kind, false); \
+			update(a, begin, end, sums, kind, WANT_ALL); \
 	}
 
 KERNEL(update_adam, MOMENT_ADAM)

@@ -41,13 +41,16 @@ struct kernel_consts {
 	bool first; /* SGD's first step: m = g */
 };
 
+/* Sums and found flags: none, those of the gradient, all. */
+enum kernel_want { WANT_NONE, WANT_GRADIENT, WANT_ALL };
+
 struct kernel_args {
 	struct kernel_consts c;
 	unsigned char *p;
 	const unsigned char *g;
 	float *m, *v, *master, *vmax;
 	uint32_t p_dtype, g_dtype;
-	bool want; /* sums and found flags */
+	enum kernel_want want;
 };
 
 enum kernel_sum { SUM_G, SUM_M, SUM_V, SUM_P, SUM_UPDATE, KERNEL_SUMS };
@@ -59,7 +62,7 @@ struct kernel_sums {
 
 /*
  * Updates the elements [begin, end) of one optimizer kind; begin is a multiple of KERNEL_BLOCK.
- * Runs in the floating-point mode of fpmode.h. sums is written where a->want.
+ * Runs in the floating-point mode of fpmode.h. sums is written unless WANT_NONE.
  */
 typedef void kernel_fn(const struct kernel_args *a, size_t begin, size_t end,
 		       struct kernel_sums *sums);

@@ -188,6 +188,8 @@ int kernel_update(const struct kernel_level *level, const struct moment_optim *o
 		return -EINVAL;
 	if (!optim_valid(optim) || !slice_valid(optim, slice))
 		return -EINVAL;
+	if (extras && extras->only > MOMENT_EXTRAS_GRADIENT)
+		return -EINVAL;
 	if (slice->numel == 0)
 		return 0;
 
@@ -197,7 +199,9 @@ int kernel_update(const struct kernel_level *level, const struct moment_optim *o
 		pass.piece_len = ((slice->numel - 1) / PIECES_MAX / PIECE_MIN + 1) * PIECE_MIN;
 	pieces = (unsigned int)((slice->numel - 1) / pass.piece_len + 1);
 	pass.kernel = level->kernels[optim->kind];
-	pass.args.want = extras != NULL;
+	pass.args.want = !extras				  ? WANT_NONE
+			 : extras->only == MOMENT_EXTRAS_GRADIENT ? WANT_GRADIENT
+								  : WANT_ALL;
 
 	fpmode_enter(&mode);
 	prepare(&pass.args, optim, step, slice);

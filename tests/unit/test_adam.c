@@ -398,6 +398,39 @@ static void test_found(void)
 			}
 }
 
+/* Only the gradient's: the same bits as when all is asked for, and nothing else is touched. */
+static void test_extras_of_the_gradient_alone(void)
+{
+	static float p[2][70001], g[70001], m[2][70001], v[2][70001];
+
+	for (int numel = 1; numel <= 70001; numel = numel * 7 + 1) {
+		struct moment_extras e[2] = {{.only = MOMENT_EXTRAS_GRADIENT}, {0}};
+		struct moment_extras bad = {.only = 7};
+
+		for (int i = 0; i < numel; i++)
+			g[i] = (float)(i % 97) - (i == numel / 2 ? INFINITY : 40);
+		e[0].sum_m = e[0].sum_v = e[0].sum_p = e[0].sum_update = -3;
+		for (int k = 0; k < 2; k++) {
+			struct moment_slice s = {
+				.p = p[k], .g = g, .m = m[k], .v = v[k], .numel = (size_t)numel};
+
+			CHECK(moment_update(&adamw, 1, &s, 1, &bad) == -EINVAL,
+			      "only = 7 is accepted");
+			CHECK(moment_update(&adamw, 1, &s, 2, &e[k]) == 0, "update");
+		}
+		CHECK(e[0].found == MOMENT_FOUND_INF && e[1].found == MOMENT_FOUND_INF,
+		      "found %u %u", e[0].found, e[1].found);
+		CHECK(!memcmp(&e[0].sum_g, &e[1].sum_g, sizeof(double)), "sum_g %g %g", e[0].sum_g,
+		      e[1].sum_g);
+		CHECK(e[0].sum_m == -3 && e[0].sum_v == -3 && e[0].sum_p == -3 &&
+			      e[0].sum_update == -3,
+		      "a sum that was not asked for has moved");
+		CHECK(!memcmp(p[0], p[1], sizeof(p[0])) && !memcmp(m[0], m[1], sizeof(m[0])) &&
+			      !memcmp(v[0], v[1], sizeof(v[0])),
+		      "the update differs");
+	}
+}
+
 /* The sums of g, m and v have the range of double; large finite gradients are not "found". */
 static void test_sums_of_large_values(void)
 {
@@ -526,6 +559,7 @@ int main(int argc, char **argv)
 	test_decayed_moments_become_zero();
 	test_callers_mode();
 	test_found();
+	test_extras_of_the_gradient_alone();
 	test_sums_of_large_values();
 	test_concurrent_callers();
 	/* qemu-user 7.2 ends a forked child that starts a thread; test_adam_qemu.sh says "nofork".
