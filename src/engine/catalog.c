@@ -362,6 +362,9 @@ int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *er
 			res = cat_prepare(c);
 		if (!res) {
 			sqlite3_wal_hook(c->db, count_wal, c);
+			/* What was read may be only in the kernel's cache: a process before could
+			 * not sync it, and died. */
+			c->unsettled = true;
 			cat_ballast_restore(c);
 		}
 	}

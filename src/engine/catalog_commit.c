@@ -9,7 +9,9 @@
  * succeeded, so a failure has nothing to put back but marks.
  *
  * A failed COMMIT may have left a complete transaction in the WAL that a crash would bring to life.
- * So after such a failure the WAL is emptied, durably; where that fails too, catalog_uncertain().
+ * So after such a failure the WAL is emptied, durably; where that fails too, catalog_uncertain(),
+ * and it is tried again before the next commit. That one must not be added to a WAL of which a sync
+ * has failed: what was written there before, and not synced, may be missing in front of it.
  *
  * freeze, txn_map, txn_end: loop thread. commit: work thread; it changes nothing in the catalog
  * but flags and ballast, txn_end() does that.
@@ -480,28 +482,42 @@ static int settle(sqlite3 *db)
 	return cat_errno(db, rc);
 }
 
+static void set_uncertain(struct catalog *c, bool uncertain)
+{
+	pthread_mutex_lock(&c->lock);
+	c->uncertain = uncertain;
+	pthread_mutex_unlock(&c->lock);
+}
+
 int catalog_commit(struct catalog *c, struct catalog_txn *t)
 {
-	bool tried = false, uncertain = false;
+	bool tried = false;
 	int res = prepare(c, t);
 
 	if (res < 0)
 		return res;
+	if (c->unsettled) {
+		res = settle(c->db);
+		if (res == -ENOSPC && cat_ballast_drop(c))
+			res = settle(c->db);
+		if (res < 0)
+			return res;
+		c->unsettled = false;
+		set_uncertain(c, false);
+	}
 	res = write_txn(c, t, &tried);
 	if (res == -ENOSPC && cat_ballast_drop(c))
 		res = write_txn(c, t, &tried);
-	if (res < 0 && tried)
-		uncertain = settle(c->db) < 0;
-	if (res == 0 || tried) {
-		pthread_mutex_lock(&c->lock);
-		c->uncertain = uncertain;
-		pthread_mutex_unlock(&c->lock);
+	if (res < 0 && tried) {
+		c->unsettled = settle(c->db) < 0;
+		set_uncertain(c, c->unsettled);
 	}
 	if (res < 0 || c->making)
 		return res;
 	/* Housekeeping: a failure here costs space, not the commit. */
-	if (c->wal_pages >= CATALOG_WAL_MAX)
-		sqlite3_wal_checkpoint_v2(c->db, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
+	if (c->wal_pages >= CATALOG_WAL_MAX &&
+	    sqlite3_wal_checkpoint_v2(c->db, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL))
+		c->unsettled = true;
 	cat_ballast_restore(c);
 	return 0;
 }

@@ -69,6 +69,7 @@ struct catalog {
 	unsigned int wal_pages;
 	uint64_t ballast; /* bytes */
 	bool uncertain;	  /* the last commit failed and may yet come back after a crash */
+	bool unsettled;	  /* the WAL is to be emptied before the next commit; work thread */
 	bool making;	  /* in catalog.c's create(): no ballast, no checkpoint yet */
 
 	pthread_mutex_t lock; /* of meta, ballast and uncertain for readers on other threads */

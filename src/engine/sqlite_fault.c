@@ -220,6 +220,8 @@ static int file_sync(sqlite3_file *file, int flags)
 		if (ff->syncs_dir)
 			tracked_dirsync(&f->files);
 		ff->syncs_dir = false;
+	} else if (t) {
+		tracked_doubt(t);
 	}
 	pthread_mutex_unlock(&f->lock);
 	return rc;

@@ -26,7 +26,8 @@ int sqlite_fault_set(struct sqlite_fault *f, const char *spec, char *why, size_t
 
 /*
  * The power goes out now. Of every file, each 512-byte piece of a write, each truncation, each
- * creation and removal since the last sync is on the drive or is not, by chance. The files are then
+ * creation and removal since the last sync is on the drive or is not, by chance; so is each piece
+ * of a write before a sync that failed, until it is written and synced again. The files are then
  * what the next mount would find, and every call fails with EIO until sqlite_fault_restore().
  */
 void sqlite_fault_cut(struct sqlite_fault *f, uint64_t seed);

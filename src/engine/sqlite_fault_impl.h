@@ -43,6 +43,8 @@ void tracked_forget_all(struct list *files);
 void tracked_write(struct tracked *t, uint64_t off, const void *p, uint64_t len);
 void tracked_truncate(struct tracked *t, uint64_t size);
 void tracked_sync(struct tracked *t);
+/* A sync failed: what was written so far is lost or not, until it is written again and synced. */
+void tracked_doubt(struct tracked *t);
 void tracked_made(struct tracked *t);
 void tracked_removed(struct tracked *t);
 void tracked_dirsync(struct list *files);

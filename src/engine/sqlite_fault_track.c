@@ -13,6 +13,7 @@
 struct op {
 	struct list link;
 	bool truncate;
+	bool doubtful;	   /* a sync has failed since: no later one makes it durable */
 	uint64_t off, len; /* of a truncation: off is the new size */
 	uint8_t data[];
 };
@@ -28,6 +29,12 @@ uint64_t fault_random(uint64_t *rng)
 void fault_seed(uint64_t *rng, uint64_t seed)
 {
 	*rng = (seed + 1) * 0x9e3779b97f4a7c15u | 1;
+}
+
+static void op_free(struct op *op)
+{
+	list_remove(&op->link);
+	free(op);
 }
 
 /* --- contents ------------------------------------------------------------------------------- */
@@ -129,10 +136,7 @@ struct tracked *tracked_get(struct list *files, const char *path, bool exists)
 static void ops_drop(struct tracked *t)
 {
 	while (!list_empty(&t->ops)) {
-		struct op *op = list_first(&t->ops, struct op, link);
-
-		list_remove(&op->link);
-		free(op);
+		op_free(list_first(&t->ops, struct op, link));
 	}
 }
 
@@ -152,18 +156,24 @@ void tracked_put(struct tracked *t)
 		tracked_free(t);
 }
 
-static void tracked_op(struct tracked *t, bool truncate, uint64_t off, const void *p, uint64_t len)
+static struct op *op_new(bool truncate, uint64_t off, const void *p, uint64_t len)
 {
 	struct op *op = malloc(sizeof(*op) + len);
 
 	if (!op)
 		abort();
 	op->truncate = truncate;
+	op->doubtful = false;
 	op->off = off;
 	op->len = len;
 	if (len)
 		memcpy(op->data, p, len);
-	list_push_back(&t->ops, &op->link);
+	return op;
+}
+
+static void tracked_op(struct tracked *t, bool truncate, uint64_t off, const void *p, uint64_t len)
+{
+	list_push_back(&t->ops, &op_new(truncate, off, p, len)->link);
 }
 
 void tracked_write(struct tracked *t, uint64_t off, const void *p, uint64_t len)
@@ -176,13 +186,61 @@ void tracked_truncate(struct tracked *t, uint64_t size)
 	tracked_op(t, true, size, NULL, 0);
 }
 
+/* A part of `op`, [from, to) of the file, takes its place in the order. */
+static void op_part(struct op *op, uint64_t from, uint64_t to)
+{
+	struct op *part;
+
+	if (from >= to)
+		return;
+	part = op_new(false, from, op->data + (from - op->off), to - from);
+	part->doubtful = true;
+	list_push_back(&op->link, &part->link); /* before it */
+}
+
+/* `now` is durable: what older, doubtful writes did to the same bytes is of the past. */
+static void doubts_settle(struct tracked *t, const struct op *now)
+{
+	uint64_t lo = now->off, hi = now->truncate ? UINT64_MAX : now->off + now->len;
+
+	list_for_each_safe(l, next, &t->ops)
+	{
+		struct op *op = list_entry(l, struct op, link);
+		uint64_t end = op->off + op->len;
+
+		if (op == now)
+			break;
+		if (op->off >= hi || end <= lo)
+			continue;
+		op_part(op, op->off, lo);
+		op_part(op, hi, end);
+		op_free(op);
+	}
+}
+
 void tracked_sync(struct tracked *t)
+{
+	list_for_each_safe(l, next, &t->ops)
+	{
+		struct op *op = list_entry(l, struct op, link);
+
+		if (op->doubtful)
+			continue;
+		op_apply(&t->durable, op);
+		doubts_settle(t, op);
+		op_free(op);
+	}
+}
+
+/* Sizes are the host file system's own affair: it has a journal, or stops. */
+void tracked_doubt(struct tracked *t)
 {
 	list_for_each(l, &t->ops)
 	{
-		op_apply(&t->durable, list_entry(l, struct op, link));
+		struct op *op = list_entry(l, struct op, link);
+
+		op->doubtful = !op->truncate;
 	}
-	ops_drop(t);
 }
 
 /* Its directory entry is about to change: remembers what was durable under this name. */

@@ -565,7 +565,8 @@ static void random_faults(void)
 		"write.error=EIO:1",
 	};
 	static const char *const catalog[] = {"write.error=EIO:0.1", "sync.error=EIO:0.2",
-					      "write.error=ENOSPC:1", "write.short=0.1"};
+					      "sync.error=EIO:0.6", "write.error=ENOSPC:1",
+					      "write.short=0.1"};
 	static char spec[200];
 	const char *s = specs[below(sizeof(specs) / sizeof(specs[0]))];
 
@@ -579,7 +580,7 @@ static void random_faults(void)
 	}
 	if (below(3) == 0) {
 		snprintf(spec, sizeof(spec), "seed=%llu,%s", (unsigned long long)below(1u << 30),
-			 catalog[below(4)]);
+			 catalog[below(sizeof(catalog) / sizeof(catalog[0]))]);
 		note("catalog faults \"%s\"", spec);
 		must(sqlite_fault_set(vfs, spec, NULL, 0), "sqlite_fault_set");
 	}
@@ -620,7 +621,7 @@ static void some_op(void)
 {
 	uint64_t k = below(100);
 
-	if (faulty && below(20) == 0) {
+	if (faulty && below(12) == 0) {
 		if (want_faults)
 			cure();
 		else

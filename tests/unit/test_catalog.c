@@ -796,6 +796,7 @@ static void a_failed_commit_does_not_come_back_unsaid(void **state)
 	assert_in_range(certain, 1, 59);
 	assert_in_range(back, 1, 59);
 	/* A success makes certain again. */
+	assert_int_equal(fx_commit(fx, 0), 0);
 	mkfile(fx, NS_ROOT, "last");
 	set_faults("sync.error=EIO:1");
 	assert_int_equal(fx_commit(fx, 0), -EIO);
@@ -803,6 +804,38 @@ static void a_failed_commit_does_not_come_back_unsaid(void **state)
 	set_faults("");
 	assert_int_equal(fx_commit(fx, 0), 0);
 	assert_false(catalog_uncertain(fx->c));
+}
+
+/* What was written before a sync that failed may be missing whatever later syncs say. */
+static void a_commit_after_failed_syncs_is_durable(void **state)
+{
+	struct fixture *fx = *state;
+	unsigned int failures = 0;
+
+	for (uint64_t round = 0; round < 60; round++) {
+		uint64_t rng = seed * 1000 + round + 1;
+		char spec[64], *committed = NULL;
+		int res = -EIO;
+
+		for (unsigned int n = 0; n < 3 || res; n++) {
+			for (int k = 0; k < 5; k++)
+				random_change(fx, &rng);
+			snprintf(spec, sizeof(spec), "seed=%lu,sync.error=EIO:0.5",
+				 rnd(&rng, 1u << 30));
+			set_faults(n < 8 ? spec : "");
+			res = fx_commit(fx, 0);
+			failures += res != 0;
+			assert_true(res == 0 || n < 8);
+		}
+		set_faults("");
+		committed = dump(fx);
+		sqlite_fault_cut(fault, round + 1);
+		fx_close(fx);
+		sqlite_fault_restore(fault);
+		assert_int_equal(fx_open(fx, false, false), 0);
+		assert_same_dump(committed, dump(fx));
+	}
+	assert_true(failures > 60);
 }
 
 static void the_wal_stays_bounded(void **state)
@@ -898,6 +931,7 @@ int main(int argc, char **argv)
 		test_fault(the_ballast_saves_a_commit),
 		test_fault(the_true_error_is_told),
 		test_fault(a_failed_commit_does_not_come_back_unsaid),
+		test_fault(a_commit_after_failed_syncs_is_durable),
 		test(the_wal_stays_bounded),
 		test(read_only_changes_nothing),
 	};
