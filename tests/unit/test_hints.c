@@ -16,6 +16,7 @@ struct event {
 };
 
 static struct event events[65536];
+static uint64_t numel; /* of each parameter */
 
 /* The events of the last step in the trace. */
 static size_t last_step(const char *path, struct event *e, size_t cap)
@@ -38,8 +39,8 @@ static size_t last_step(const char *path, struct event *e, size_t cap)
 	return n;
 }
 
-/* Three steps over everything, a parameter at a time; returns the events of the third. */
-static size_t train(const char *dir, uint32_t flags, struct event *e, size_t cap)
+static struct moment_session *begin(const char *dir, uint32_t flags, char trace[512],
+				    struct moment_param p[PARAMS])
 {
 	struct moment_open_opts o = {.size = sizeof(o),
 				     .flags = flags,
@@ -49,25 +50,34 @@ static size_t train(const char *dir, uint32_t flags, struct event *e, size_t cap
 				     .block = BLOCK,
 				     .commit_seconds = -1,
 				     .message = hear};
-	struct moment_optim adam = {
-		.kind = MOMENT_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
-	uint64_t shape = NUMEL;
-	struct moment_param p[PARAMS] = {0};
-	char names[PARAMS][8], trace[512];
-	float *w = calloc(NUMEL, sizeof(*w)), *g = calloc(NUMEL, sizeof(*g));
+	static char names[PARAMS][8];
 	struct moment_session *s;
-	size_t n;
 
-	assert_true(w && g);
-	snprintf(trace, sizeof(trace), "%s.trace", dir);
+	snprintf(trace, 512, "%s.trace", dir);
 	setenv("MOMENT_TRACE", trace, 1);
 	ok(moment_open(&o, &s));
 	unsetenv("MOMENT_TRACE");
 	for (unsigned int i = 0; i < PARAMS; i++) {
 		snprintf(names[i], sizeof(names[i]), "p%u", i);
-		p[i] = (struct moment_param){.name = names[i], .ndim = 1, .shape = &shape};
+		p[i] = (struct moment_param){.name = names[i], .ndim = 1, .shape = &numel};
 	}
 	ok(moment_register(s, p, PARAMS));
+	return s;
+}
+
+/* Three steps over everything, a parameter at a time; returns the events of the third. */
+static size_t train(const char *dir, uint32_t flags, struct event *e, size_t cap)
+{
+	struct moment_optim adam = {
+		.kind = MOMENT_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+	struct moment_param p[PARAMS];
+	char trace[512];
+	float *w = calloc(numel, sizeof(*w)), *g = calloc(numel, sizeof(*g));
+	struct moment_session *s;
+	size_t n;
+
+	assert_true(w && g);
+	s = begin(dir, flags, trace, p);
 	for (uint64_t step = 1; step <= 3; step++) {
 		ok(moment_pre_step(s, step));
 		for (unsigned int i = 0; i < PARAMS; i++) {
@@ -125,9 +135,12 @@ static size_t last_release(size_t n, unsigned long ino)
 
 static void the_next_parameter_is_read_while_this_one_is_computed(void **state)
 {
-	size_t n = train(*state, 0, events, 65536);
+	size_t n;
+
 	unsigned long order[2 * PARAMS];
 
+	numel = NUMEL;
+	n = train(*state, 0, events, 65536);
 	lease_order(n, order);
 	/* pre_update of the first told what comes next before any of its blocks was done. */
 	assert_true(first_of(n, order[2], "hint", "ahead") < first_of(n, order[0], "release", "-"));
@@ -139,9 +152,12 @@ static void the_next_parameter_is_read_while_this_one_is_computed(void **state)
 
 static void with_hints_off_nothing_is_read_ahead(void **state)
 {
-	size_t n = train(*state, MOMENT_OPEN_NO_HINTS, events, 65536);
+	size_t n;
+
 	unsigned long order[2 * PARAMS];
 
+	numel = NUMEL;
+	n = train(*state, MOMENT_OPEN_NO_HINTS, events, 65536);
 	lease_order(n, order);
 	for (size_t i = 0; i < n; i++) {
 		assert_string_not_equal(events[i].what, "hint");
@@ -152,12 +168,64 @@ static void with_hints_off_nothing_is_read_ahead(void **state)
 			    last_release(n, order[2 * p - 2]));
 }
 
+/* Nothing but pre_step and pre_update of the first parameter, on a backing that was just opened.
+ * Returns the bytes read from the drive when `enough` have been, or after a while. */
+static uint64_t announce(const char *dir, uint32_t flags, uint64_t enough, size_t *n)
+{
+	float *w = calloc(numel, sizeof(*w)), *g = calloc(numel, sizeof(*g));
+	struct moment_optim adam = {
+		.kind = MOMENT_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+	struct moment_param p[PARAMS];
+	struct moment_info info = {0};
+	char trace[512];
+	struct moment_session *s = begin(dir, flags | MOMENT_OPEN_RESUME, trace, p);
+	struct moment_item item = {.param = p[0].handle, .p = w, .g = g, .optim = &adam};
+
+	assert_true(w && g);
+	ok(moment_pre_step(s, 4));
+	ok(moment_pre_update(s, p[0].handle));
+	for (int i = 0; i < (enough ? 2000 : 20); i++) {
+		moment_get_info(s, &info);
+		if (enough && info.read_bytes >= enough)
+			break;
+		usleep(10000);
+	}
+	ok(moment_apply(s, &item));
+	ok(moment_post_update(s, p[0].handle));
+	ok(moment_post_step(s, 4, 0));
+	ok(moment_close(s));
+	free(w);
+	free(g);
+	*n = last_step(trace, events, 65536);
+	remove(trace);
+	return info.read_bytes;
+}
+
+/* In that call: the optimizer has done nothing else yet, and has leased nothing. */
+static void pre_update_of_one_parameter_reads_the_next(void **state)
+{
+	unsigned long order[2 * PARAMS];
+	size_t n, lease;
+
+	numel = BLOCK / sizeof(float); /* so that several fit into the read-ahead */
+	n = train(*state, 0, events, 65536);
+	lease_order(n, order);
+	assert_true(announce(*state, 0, 4ull * BLOCK, &n) >= 4ull * BLOCK);
+	lease = first_of(n, order[0], "lease", "-");
+	assert_true(lease < n);
+	for (int k = 0; k < 4; k++)
+		assert_true(first_of(n, order[k], "ahead", "-") < lease);
+	assert_int_equal(announce(*state, MOMENT_OPEN_NO_HINTS, 0, &n), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(
 			the_next_parameter_is_read_while_this_one_is_computed, make_folder,
 			drop_folder),
+		cmocka_unit_test_setup_teardown(pre_update_of_one_parameter_reads_the_next,
+						make_folder, drop_folder),
 		cmocka_unit_test_setup_teardown(with_hints_off_nothing_is_read_ahead, make_folder,
 						drop_folder),
 	};
