@@ -399,6 +399,31 @@ static uint64_t rollback_in_the_air(void)
 	return id;
 }
 
+/* A step's reply comes when the edge has dropped what is stale: of the files that were written. */
+static void test_boundary(void **state)
+{
+	struct moment_post_step *m;
+
+	(void)state;
+	reopen((struct engine_opts){.boundary = on_boundary});
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
+	assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, 1), 0);
+	assert_int_equal(adv(&w, true, 1, 0, 1, MOMENT_RANGE_WRITE), 0);
+	assert_int_equal(adv(&w, false, 1, 0, 1, 0), 0);
+	edge_hold(true);
+	m = wire_begin(&w, MOMENT_MSG_POST_STEP, 0, sizeof(*m));
+	m->step = 1;
+	assert_int_equal(wire_send(&w), 0);
+	assert_null(wire_recv(&w, 50));
+	assert_int_equal(edge_held(), 1);
+	assert_int_equal(edge.b[0]->n, 1);
+	assert_int_equal(edge.b[0]->inos[0], ino_of("a/exp_avg_sq"));
+	edge_hold(false);
+	assert_non_null(wire_recv(&w, LINK_WAIT_MS));
+	assert_int_equal(((struct moment_reply *)w.in)->status, 0);
+}
+
 /* The step that is rolled back is over at once; a new one may begin before the reply has come. */
 static void test_rollback_then_step(void **state)
 {
@@ -712,6 +737,7 @@ int main(void)
 		T(test_death_in_line),
 		T(test_huge_ranges),
 		T(test_too_many_requests),
+		T(test_boundary),
 		T(test_rollback_then_step),
 		T(test_rollback_then_death),
 		T(test_death_in_failing_rollback),

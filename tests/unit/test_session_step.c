@@ -261,6 +261,7 @@ static void test_steps(void **state)
 	says(&w, "42");
 	assert_int_equal(wire_step(&w, MOMENT_MSG_POST_STEP, 43), -EINVAL);
 	assert_int_equal(send_steps(1, 1), -EINVAL);
+	assert_int_equal(send_steps(0, MOMENT_STEP_NONE), -EINVAL);
 	assert_int_equal(send_steps(0, 17), 0);
 	xattr_is("a", "user.moment.step", "0");
 	assert_int_equal(adv(&w, true, 0, 0, 1, 0), 0);
@@ -703,6 +704,9 @@ static void test_remove(void **state)
 	assert_int_equal(ino_of("a"), 0);
 	assert_int_equal(adv(&w, true, 0, 0, 1, 0), -EINVAL);
 	send_prefetch(0, 0, 1);
+	assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, 2), 0);
+	assert_int_equal(send_steps(0, 2), -EINVAL);
+	assert_int_equal(wire_step(&w, MOMENT_MSG_POST_STEP, 2), 0);
 	assert_int_equal(reg(&w, 0, vec("a", 30)), 0);
 	assert_int_equal(reg_reply()->e[0].param, 2);
 	assert_int_equal(send_remove(2), 0);
