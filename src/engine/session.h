@@ -12,9 +12,8 @@
 struct param {
 	uint64_t dir;		     /* inode of its directory */
 	uint32_t file[MOMENT_ROLES]; /* handles; UINT32_MAX: none */
-	uint64_t step;
-	uint64_t next_step;	   /* by STEPS, until POST_STEP; STEP_NONE: unchanged */
-	uint64_t reserved, pinned; /* its part of the session's */
+	uint64_t next_step;	     /* by STEPS, until POST_STEP; STEP_NONE: unchanged */
+	uint64_t reserved, pinned;   /* its part of the session's */
 	bool removed;
 };
 
@@ -85,8 +84,6 @@ void session_remove(struct session *s, const struct moment_msg *msg);
 void session_unregister_all(struct session *s);
 /* And nothing under way uses them any more: their references go. */
 void session_forget_all(struct session *s);
-/* After a revert: step counts are read again. */
-void session_reload_steps(struct session *s);
 
 /* session_step.c */
 void session_pre_step(struct session *s, const struct moment_msg *msg);

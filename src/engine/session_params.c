@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * session_params.c - a session's parameters after they were registered: step counts read again,
- * removal, letting go at the end; and the list of what the backing holds.
+ * session_params.c - a session's parameters after they were registered: removal, letting go at the
+ * end; and the list of what the backing holds.
  *
  * Loop thread only.
  */
@@ -66,20 +66,6 @@ void session_forget_all(struct session *s)
 {
 	for (uint32_t i = 0; i < s->nfiles; i++)
 		forget_file(s, i);
-}
-
-void session_reload_steps(struct session *s)
-{
-	char text[24];
-
-	for (uint32_t i = 0; i < s->nparams; i++) {
-		if (s->params[i].removed)
-			continue;
-		session_get_text(s->e->c.ns, s->params[i].dir, "user.moment.step", text,
-				 sizeof(text));
-		s->params[i].step = strtoull(text, NULL, 10);
-		s->params[i].next_step = STEP_NONE;
-	}
 }
 
 void session_remove(struct session *s, const struct moment_msg *msg)

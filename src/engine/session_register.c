@@ -485,7 +485,7 @@ static int take_handles(struct reg *r, struct moment_register_reply *m)
 		struct entry *e = &r->e[i];
 		struct param *p = &s->params[s->nparams];
 
-		*p = (struct param){.dir = e->dir, .step = e->step, .next_step = STEP_NONE};
+		*p = (struct param){.dir = e->dir, .next_step = STEP_NONE};
 		m->e[i].param = s->nparams++;
 		m->e[i].flags = e->made ? MOMENT_REG_CREATED : MOMENT_REG_FOUND;
 		m->e[i].step = e->step;

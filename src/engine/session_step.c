@@ -222,7 +222,6 @@ static int set_step(struct session *s, struct param *p)
 		if (p->file[k] != UINT32_MAX)
 			r = ns_set_moment(ns, s->files[p->file[k]]->ino, &x, 1);
 	}
-	p->step = p->next_step;
 	p->next_step = STEP_NONE;
 	return r;
 }
@@ -307,10 +306,8 @@ static void hold_all(struct session *s, bool held)
 
 void session_reverted(struct engine *e)
 {
-	if (!e->writer)
-		return;
-	e->writer->stepping = false;
-	session_reload_steps(e->writer);
+	if (e->writer)
+		e->writer->stepping = false;
 }
 
 static void rolled_back(void *arg, int res)

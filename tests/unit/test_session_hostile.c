@@ -175,7 +175,7 @@ static void test_changed_state(void **state)
 static void test_register_undone(void **state)
 {
 	struct wire_param p = vec("a", 1000), q = vec("b", 1000);
-	struct ns_attr a;
+	struct ns_attr a, before, after;
 
 	(void)state;
 	assert_int_equal(wire_hello(&w, 0), 0);
@@ -200,6 +200,12 @@ static void test_register_undone(void **state)
 	wire_reg_add(&w, &q);
 	assert_int_equal(wire_call(&w), 0);
 	assert_int_equal(byte_at("a/exp_avg", 0), 2);
+	/* What plain programs wrote before is not counted as written in a step. */
+	assert_int_equal(ns_walk(engine_ns(e), "a/exp_avg", &before), 0);
+	assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, 1), 0);
+	assert_int_equal(wire_step(&w, MOMENT_MSG_POST_STEP, 1), 0);
+	assert_int_equal(ns_walk(engine_ns(e), "a/exp_avg", &after), 0);
+	assert_memory_equal(&before.mtime, &after.mtime, sizeof(after.mtime));
 	/* Removed for good: nobody holds on to it, so its space comes back. */
 	assert_int_equal(send_remove(0), 0);
 	assert_int_equal(send_remove(1), 0);
