@@ -196,8 +196,13 @@ int cmd_umount(int argc, char **argv)
 	res = ctl_find(arg, &u.t);
 	if (!res)
 		res = read_status(&u);
+	/* That of a trainer which has just ended goes a moment after its process. */
+	for (int i = 0; !res && u.sessions && !u.force && i < 20; i++) {
+		usleep(50000);
+		res = read_status(&u);
+	}
 	if (res)
-		return res;
+		goto out_path;
 	if (u.sessions && !u.force) {
 		ctl_error(
 			"%s: %llu sessions are attached (momentctl status tells whose); end them first, or "
