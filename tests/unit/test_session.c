@@ -490,8 +490,10 @@ static void test_pins(void **state)
 	assert_int_equal(wire_hello(&w, 0), 0);
 	p.tier = 1;
 	p.dtype[1] = NONE;
+	p.hyper = "{\"lr\":1}";
 	assert_int_equal(reg(&w, 0, p), 0);
 	xattr_is("a/exp_avg", "user.moment.tier", "ram");
+	xattr_is("a", "user.moment.hyper", "{\"lr\":1}");
 	p = vec("big", RAM);
 	p.tier = 1;
 	assert_int_equal(reg(&w, 0, p), -ENOMEM);
@@ -520,7 +522,7 @@ static void test_pins(void **state)
 	assert_int_equal(wire_step(&w, MOMENT_MSG_POST_STEP, 1), 0);
 	/* Removing gives the room back. */
 	assert_int_equal(send_remove(0), 0);
-	p = vec("c", 8 * BLOCK / 4);
+	p = vec("c", 12 * BLOCK / 4);
 	p.dtype[1] = NONE;
 	p.tier = 1;
 	assert_int_equal(reg(&w, 0, p), 0);

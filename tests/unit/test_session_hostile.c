@@ -545,12 +545,20 @@ static void test_reader_keeps_lease(void **state)
 	assert_int_equal(wire_hello(&w, 0), 0);
 	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
 	assert_int_equal(reg(&w, 0, vec("b", 20000)), 0);
+	remount(true);
+	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
 	do_step(1, 0, 1);
 	assert_int_equal(wire_simple(&w, MOMENT_MSG_COMMIT, MOMENT_COMMIT_WAIT), 0);
 	do_step(2, 0, 2);
 	attach(x);
 	assert_int_equal(wire_hello(x, MOMENT_HELLO_READONLY), 0);
 	assert_int_equal(reg(x, 0, vec("a", 20000)), 0);
+	assert_int_equal(reg(x, 0, vec("b", 20000)), 0);
+	/* One of a file that does not go back is none of its business. */
+	assert_int_equal(adv(x, true, 2, 0, 1, 0), 0);
+	assert_int_equal(wire_simple(&w, MOMENT_MSG_ROLLBACK, 0), 0);
+	do_step(2, 0, 2);
+	assert_int_equal(adv(x, false, 2, 0, 1, 0), 0);
 	assert_int_equal(adv(x, true, 0, 0, 1, 0), 0);
 	assert_int_equal(wire_simple(&w, MOMENT_MSG_ROLLBACK, 0), -EBUSY);
 	says(&w, "test client");
@@ -643,11 +651,24 @@ static uint64_t status_number(const char *part, const char *key)
 	return v;
 }
 
+static uint64_t resident(const char *path)
+{
+	struct engine_op op = {.kind = ENGINE_RESIDENT, .ino = ino_of(path), .done = op_nothing};
+	struct burst b = {.m[0].len = 0};
+
+	engine_submit(e, &op);
+	loop_call(engine_loop(e), burst_fn, &b); /* after it in line */
+	return op.out.resident;
+}
+
 /* What is pinned and what is leased leave an eighth; all readers together have a sixteenth. */
 static void test_shares(void **state)
 {
 	struct wire *x = calloc(1, sizeof(*x)), *y = calloc(1, sizeof(*y));
 	struct wire_param p = vec("pinned", 13 * BLOCK / 4);
+	static char buf[RAM];
+	struct ns_attr a;
+	uint64_t used;
 
 	(void)state;
 	assert_int_equal(wire_hello(&w, 0), 0);
@@ -683,6 +704,22 @@ static void test_shares(void **state)
 	assert_int_equal(adv(y, true, 0, 2, 1, 0), 0);
 	detach(y);
 	assert_int_equal(status_number("\"ram\"", "\"leased_bytes\""), 0);
+	/* Nothing is pinned for a session that has gone. */
+	assert_int_equal(adv(&w, true, 0, 0, 9, 0), 0);
+	assert_int_equal(adv(&w, false, 0, 0, 9, 0), 0);
+	assert_int_equal(resident("pinned/exp_avg"), 9 * BLOCK);
+	detach(&w);
+	assert_int_equal(ns_create(engine_ns(e), NS_ROOT, "plain", 0644, 0, 0, false, &a), 0);
+	assert_int_equal(engine_pwrite(e, a.ino, buf, sizeof(buf), 0), sizeof(buf));
+	assert_true(resident("pinned/exp_avg") < 9 * BLOCK);
+	/* A reader that goes leaves a file what it has reserved. */
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, ino_of("a/exp_avg"), 0, 12 * BLOCK, 0), 0);
+	used = pool_used();
+	attach(x);
+	assert_int_equal(wire_hello(x, MOMENT_HELLO_READONLY), 0);
+	assert_int_equal(reg(x, 0, vec("a", 12 * BLOCK / 4)), 0);
+	detach(x);
+	assert_int_equal(pool_used(), used);
 	free(x);
 	free(y);
 }

@@ -538,6 +538,8 @@ static void test_torn(void **state)
 	/* Others may look, nobody may change or commit it. */
 	assert_int_equal(byte_at("a/exp_avg", 9), 2);
 	assert_int_equal(engine_pwrite(e, ino_of("a/exp_avg"), "x", 1, 0), -EBUSY);
+	assert_int_equal(ns_open(engine_ns(e), ino_of("a/exp_avg"), true), -EBUSY);
+	assert_int_equal(ns_unlink(engine_ns(e), ino_of("a"), "exp_avg"), -EBUSY);
 	assert_int_equal(ns_create(engine_ns(e), NS_ROOT, "plain", 0644, 0, 0, false, &a), 0);
 	assert_int_equal(engine_pwrite(e, a.ino, "plain", 5, 0), 5);
 	assert_int_equal(engine_call(e, ENGINE_SYNC, 0, 0, 0, 0), 0);
@@ -714,6 +716,8 @@ static void test_remove(void **state)
 	assert_int_equal(wire_step(&w, MOMENT_MSG_POST_STEP, 2), 0);
 	assert_int_equal(reg(&w, 0, vec("a", 30)), 0);
 	assert_int_equal(reg_reply()->e[0].param, 2);
+	/* Two arrays, twice: of b 80,000 bytes each, of a one unit. */
+	assert_int_equal(reg_reply()->reserved, 4 * (20 * 4096 + 4096));
 	assert_int_equal(send_remove(2), 0);
 	/* A directory in which somebody put a file stays, with that file. */
 	assert_int_equal(ns_walk(engine_ns(e), "b", &a), 0);
