@@ -126,6 +126,8 @@ class Bits(Case):
 class AgainstTorch(Case):
     """notes/workflows.md: for each workflow its settings and a stand-in for its shapes; 50 steps."""
 
+    # From 2.0 on torch makes exp_avg by lerp: where it cancels to nearly nothing the two differ by more.
+    MOMENTS_ATOL = 1e-10 if int(torch.__version__.split(".")[0]) < 2 else 1e-8
     DECAY_BY_RANK, ONE_GROUP = "by rank", "one"
     WORKFLOWS = {
         "B1 HF + DeepSpeed": ("gpt2", dict(lr=5e-5, weight_decay=0.0), "by rank", 1.0),
@@ -179,7 +181,7 @@ class AgainstTorch(Case):
             for key in ("step", "exp_avg", "exp_avg_sq"):
                 self.assertTrue(
                     torch.allclose(opt.state[p][key], torch.as_tensor(ref.state[q][key], dtype=torch.float32),
-                                   rtol=1e-5, atol=1e-10), f"{name}.{key}")
+                                   rtol=1e-5, atol=self.MOMENTS_ATOL), f"{name}.{key}")
         opt.close()
 
     def test_workflows(self):
