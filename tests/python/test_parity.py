@@ -126,8 +126,9 @@ class Bits(Case):
 class AgainstTorch(Case):
     """notes/workflows.md: for each workflow its settings and a stand-in for its shapes; 50 steps."""
 
-    # From 2.0 on torch makes exp_avg by lerp: where it cancels to nearly nothing the two differ by more.
-    MOMENTS_ATOL = 1e-10 if int(torch.__version__.split(".")[0]) < 2 else 1e-8
+    # From 2.0 on torch makes exp_avg by lerp: where it cancels to nearly nothing the two differ by a rounding of the
+    # gradients, which are of about 1.
+    MOMENTS_ATOL = 1e-10 if int(torch.__version__.split(".")[0]) < 2 else 2e-7
     DECAY_BY_RANK, ONE_GROUP = "by rank", "one"
     WORKFLOWS = {
         "B1 HF + DeepSpeed": ("gpt2", dict(lr=5e-5, weight_decay=0.0), "by rank", 1.0),
