@@ -16,8 +16,7 @@
  *
  * Work threads share two queues, urgent and normal. At most half of them do normal work: a lease
  * that waits for one hash must not wait for a whole commit. And one thread hashes several times
- * faster than a drive writes; more of them at once take memory bandwidth from the drive (measured:
- * two on 2 cores, 1.18 times a bare write for a commit; one, 1.11).
+ * faster than a drive writes; more at once take memory bandwidth from it (tools/bench commit).
  *
  * Everything but the inbox, the work queues and `outstanding` belongs to the loop thread.
  */
@@ -336,18 +335,6 @@ void loop_work_urgent(struct loop *loop, struct loop_work *work)
 	queue_work(loop, work, &loop->urgent);
 }
 
-static void work_run(struct loop *loop, struct loop_work *work)
-{
-	bool completes = work->done != NULL;
-
-	work->run(work);
-	if (completes) {
-		post_finished(loop, work);
-	} else if (atomic_fetch_sub(&loop->outstanding, 1) == 1) {
-		loop_wake(loop); /* loop_destroy() may wait for this */
-	}
-}
-
 static void *worker_main(void *arg)
 {
 	struct loop *loop = arg;
@@ -374,7 +361,8 @@ static void *worker_main(void *arg)
 		loop->normal_running += normal;
 		pthread_mutex_unlock(&loop->lock);
 
-		work_run(loop, work);
+		work->run(work);
+		post_finished(loop, work);
 
 		pthread_mutex_lock(&loop->lock);
 		loop->normal_running -= normal;

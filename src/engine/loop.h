@@ -7,8 +7,7 @@
  * fdatasync, SQLite) goes to the work threads and comes back as a completion on the loop thread.
  *
  *   any thread   --loop_post()-->     loop thread
- *   loop thread  --loop_work()-->     a work thread runs work->run(), then the loop thread runs
- * work->done()
+ *   loop thread  --loop_work()-->     a work thread runs work->run(), then the loop thread done()
  *
  * Objects are embedded in their users (no allocation on these paths) and belong to the loop from
  * the call until their callback has been entered.
@@ -31,8 +30,7 @@ struct loop_task {
 /* Something to run on a work thread, and then a completion on the loop thread. */
 struct loop_work {
 	void (*run)(struct loop_work *);  /* on a work thread */
-	void (*done)(struct loop_work *); /* on the loop thread; NULL: none, and the work object
-					     belongs to run() as soon as it is entered */
+	void (*done)(struct loop_work *); /* on the loop thread */
 	struct list link;		  /* the loop's */
 };
 

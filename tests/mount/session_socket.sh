@@ -124,6 +124,11 @@ elif what == "flood":
     except (TimeoutError, ConnectionError, socket.timeout):
         pass
     assert sent < 200000, "nothing ever stopped it"
+elif what == "leave":
+    s.send(hello())
+    receive(s)
+    open(sys.argv[3], "w").close()
+    time.sleep(0.4)
 PY
 talk() { "${PYTHON3:-/usr/bin/python3}" "$tmp/talk.py" "$1" "$back" "${2:-}"; }
 
@@ -181,3 +186,11 @@ mountpoint -q "$mnt" || fail "it was unmounted under a session"
 wait "$momentfs_pid" || fail "momentfs ended with $?"
 wait "$holder" || fail "the session was not hung up on"
 [ ! -e "$back/session.sock" ] || fail "the socket is left over"
+
+# One that ends just then does not.
+start_momentfs "$back" "$mnt"
+talk leave "$tmp/leaves" &
+holder=$!
+retry 5 test -e "$tmp/leaves" || fail "the session did not attach"
+"$MOMENTCTL" umount "$mnt" || fail "umount beside a session that ends"
+wait "$holder" || fail "leave"

@@ -17,7 +17,7 @@ struct early_write {
 	struct engine_op op;
 	pthread_mutex_t lock;
 	pthread_cond_t cond;
-	bool accepted, done;
+	bool answered;
 	unsigned int users; /* the engine and the caller */
 	int64_t res;
 	unsigned char data[];
@@ -36,26 +36,25 @@ static void early_put(struct early_write *x)
 	free(x);
 }
 
-static void early_accepted(struct engine_op *op)
+static struct early_write *early_tell(struct engine_op *op)
 {
 	struct early_write *x = (struct early_write *)op;
 
 	pthread_mutex_lock(&x->lock);
-	x->accepted = true;
+	x->answered = true;
 	x->res = op->res;
 	pthread_cond_signal(&x->cond);
-	pthread_mutex_unlock(&x->lock);
+	return x;
+}
+
+static void early_accepted(struct engine_op *op)
+{
+	pthread_mutex_unlock(&early_tell(op)->lock);
 }
 
 static void early_done(struct engine_op *op)
 {
-	struct early_write *x = (struct early_write *)op;
-
-	pthread_mutex_lock(&x->lock);
-	x->done = true;
-	x->res = op->res;
-	pthread_cond_signal(&x->cond);
-	early_put(x);
+	early_put(early_tell(op));
 }
 
 static int64_t early_write_one(struct engine *on, uint64_t ino, const void *buf, uint64_t len,
@@ -79,7 +78,7 @@ static int64_t early_write_one(struct engine *on, uint64_t ino, const void *buf,
 				   .accepted = early_accepted};
 	engine_submit(on, &x->op);
 	pthread_mutex_lock(&x->lock);
-	while (!x->accepted && !x->done)
+	while (!x->answered)
 		pthread_cond_wait(&x->cond, &x->lock);
 	res = x->res;
 	early_put(x);

@@ -309,16 +309,22 @@ static void test_cut_after_a_sync_that_began_too_early(void **state)
 	fixture_close(&f);
 }
 
+/* Everything is of version 1, and stored. */
+static void open_stored(struct fixture *f, void **state)
+{
+	open_with(f, state, "journal");
+	write_cells(f, 0, CELLS, 1);
+	io_drain(f->io);
+	assert_int_equal(io_one(f->io, IO_SYNC, NULL, 0, 0), 0);
+}
+
 /* A sync that failed keeps nothing safe. */
 static void test_cut_after_a_failed_sync(void **state)
 {
 	unsigned int count[3];
 	struct fixture f;
 
-	open_with(&f, state, "journal");
-	write_cells(&f, 0, CELLS, 1);
-	io_drain(f.io);
-	assert_int_equal(io_one(f.io, IO_SYNC, NULL, 0, 0), 0);
+	open_stored(&f, state);
 	assert_int_equal(io_fault_set(f.io, "sync.error=EIO:1", NULL, 0), 0);
 	write_cells(&f, 0, CELLS, 2);
 	io_drain(f.io);
@@ -337,10 +343,7 @@ static void test_cut_after_a_good_sync_after_a_failed_one(void **state)
 	unsigned int count[3];
 	struct fixture f;
 
-	open_with(&f, state, "journal");
-	write_cells(&f, 0, CELLS, 1);
-	io_drain(f.io);
-	assert_int_equal(io_one(f.io, IO_SYNC, NULL, 0, 0), 0);
+	open_stored(&f, state);
 	write_cells(&f, 0, 2 * third, 2);
 	io_drain(f.io);
 	assert_int_equal(io_fault_set(f.io, "sync.error=EIO:1", NULL, 0), 0);
@@ -368,10 +371,7 @@ static void test_a_failed_sync_drops_at_once(void **state)
 	unsigned int count[3];
 	struct fixture f;
 
-	open_with(&f, state, "journal");
-	write_cells(&f, 0, CELLS, 1);
-	io_drain(f.io);
-	assert_int_equal(io_one(f.io, IO_SYNC, NULL, 0, 0), 0);
+	open_stored(&f, state);
 	write_cells(&f, 0, CELLS, 2);
 	io_drain(f.io);
 	assert_int_equal(io_fault_set(f.io, "drop,sync.error=EIO:1", NULL, 0), 0);

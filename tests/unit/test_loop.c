@@ -277,32 +277,6 @@ static void test_what_work_posts_runs_before_its_done(void **state)
 	}
 }
 
-static atomic_int freed;
-
-static void run_and_free(struct loop_work *work)
-{
-	usleep(1000);
-	free(work);
-	atomic_fetch_add(&freed, 1);
-}
-
-static void test_work_without_done_may_free_itself(void **state)
-{
-	struct loop *loop = make_loop(3);
-
-	(void)state;
-	freed = 0;
-	for (int i = 0; i < 50; i++) {
-		struct loop_work *w = calloc(1, sizeof(*w));
-
-		assert_non_null(w);
-		w->run = run_and_free;
-		loop_work(loop, w);
-	}
-	loop_destroy(loop); /* waits */
-	assert_int_equal(freed, 50);
-}
-
 struct chain {
 	struct loop_work work;
 	int left;
@@ -670,9 +644,14 @@ static void check_status(const char *status, const char *name)
 	assert_non_null(strstr(status, name));
 }
 
+static void worker_ended(struct loop_work *work)
+{
+	(void)work;
+}
+
 static void test_threads_have_names_and_block_signals(void **state)
 {
-	struct loop_work work = {.run = worker_read_status};
+	struct loop_work work = {.run = worker_read_status, .done = worker_ended};
 	char status[4096];
 
 	(void)state;
@@ -692,7 +671,6 @@ int main(void)
 		cmocka_unit_test(test_urgent_work_goes_first),
 		cmocka_unit_test(test_a_thread_is_kept_for_urgent_work),
 		cmocka_unit_test(test_what_work_posts_runs_before_its_done),
-		cmocka_unit_test(test_work_without_done_may_free_itself),
 		cmocka_unit_test(test_destroy_waits_for_work_that_begets_work),
 		cmocka_unit_test(test_watch_rewatch_unwatch),
 		cmocka_unit_test(test_unwatched_in_the_same_turn_is_not_called),

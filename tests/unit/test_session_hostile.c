@@ -6,6 +6,7 @@
  */
 #include <sqlite3.h>
 
+#include "catalog_handle.h"
 #include "engine/sqlite_fault.h"
 #include "session_fixture.h"
 
@@ -478,16 +479,6 @@ static void test_rollback_then_death(void **state)
 	assert_int_equal(reg(&w, 0, vec("a", 20000)), 0);
 	assert_int_equal(reg_reply()->e[0].step, 1);
 	do_step(2, 0, 2);
-}
-
-static sqlite3 *catalog_db;
-
-static int note_db(sqlite3 *db, char **err, const struct sqlite3_api_routines *api)
-{
-	(void)err;
-	(void)api;
-	catalog_db = db;
-	return SQLITE_OK;
 }
 
 /* A client dies while its rollback, between steps, fails: its files are anybody's all the same. */

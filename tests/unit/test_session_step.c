@@ -6,6 +6,7 @@
 #include <malloc.h>
 #include <sqlite3.h>
 
+#include "catalog_handle.h"
 #include "engine/sqlite_fault.h"
 #include "session_fixture.h"
 
@@ -594,16 +595,6 @@ static void test_torn_rollback_op(void **state)
 	assert_int_equal(engine_call(e, ENGINE_ROLLBACK, 0, 0, 0, 0), 0);
 	assert_int_equal(byte_at("a/exp_avg", 0), 1);
 	assert_int_equal(pool_used(), used);
-}
-
-static sqlite3 *catalog_db;
-
-static int note_db(sqlite3 *db, char **err, const struct sqlite3_api_routines *api)
-{
-	(void)err;
-	(void)api;
-	catalog_db = db;
-	return SQLITE_OK;
 }
 
 /* A rollback that cannot read the catalog changes nothing, and works when that is cured. */
