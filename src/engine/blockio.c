@@ -127,7 +127,6 @@ static void retry_fire(struct loop_timer *t)
 {
 	struct cache *c = container_of(t, struct cache, retry);
 
-	c->dead_rounds++;
 	for (unsigned int class = 0; class < POLICY_CLASSES; class ++) {
 		for (struct policy_node *p = policy_victim(c->policy, class, NULL); p;
 		     p = policy_victim(c->policy, class, p)) {
@@ -150,6 +149,9 @@ static void write_failed(struct block *b, int res)
 	b->error = c->write_error = res;
 	b->retry_ns = loop_now_ns() + RETRY_NS;
 	c->report(c->arg, res, b->f->ino, (uint64_t)b->n * c->block, b->next.len, "write error");
+	if (list_linked(&c->retry.link))
+		return;
+	c->failed_rounds++;
 	c->retry.fire = retry_fire;
 	loop_timer_set(c->loop, &c->retry, RETRY_NS);
 }
@@ -174,7 +176,7 @@ static void write_done(struct io_op *io)
 		block_set_state(b, BLOCK_DIRTY);
 	} else {
 		c->stats.writebacks++;
-		c->dead_rounds = 0;
+		c->failed_rounds = 0;
 		TRACE(c, "written", f->ino, b->n, b->next.len);
 		if (b->error) {
 			b->error = 0;
@@ -225,8 +227,9 @@ static void write_start(struct block *b, bool urgent)
 	/* If it cannot be written, the block stays dirty, in memory: nothing more to remember. */
 	s->unsure = false;
 	/* A place is as long as the content was when the writer came. If the file has grown since,
-	 * elsewhere, the rest is zeros and need not be written. */
-	b->next_spare = !in_place || (s->live.len < len && s->nspare);
+	 * elsewhere, the rest is zeros and need not be written. In place, then, unless a spare
+	 * holds more: one that a commit gave back may be too short even for what was written. */
+	b->next_spare = !in_place || (s->nspare && s->spare_len > s->live.len && s->live.len < len);
 	assert(!b->next_spare || s->nspare);
 	len = (uint32_t)min_u64(len, b->next_spare ? s->spare_len : s->live.len);
 	b->next = (struct extent){

@@ -21,7 +21,7 @@
 #include "engine/cache.h"
 #include "engine/commit.h"
 
-#define DEAD_ROUNDS 5u /* of retries, a second each */
+#define DEAD_ROUNDS 5u /* of writes, a second apart */
 
 int cache_init(struct cache *c)
 {
@@ -140,6 +140,12 @@ static int take_memory(struct cache *c, uint32_t len, bool gentle, struct aoff *
 	}
 }
 
+/* By what the file has when it is asked: while a get waits, others write. */
+static bool replaces_all(const struct cache *c, const struct want *w)
+{
+	return w->replaces && w->replaces >= file_content(c, w->f, w->n);
+}
+
 /* Bytes of memory that block n needs now. */
 static uint32_t need_len(const struct cache *c, const struct want *w, const struct slot *s)
 {
@@ -148,7 +154,7 @@ static uint32_t need_len(const struct cache *c, const struct want *w, const stru
 	if (w->len > len)
 		len = w->len;
 	len = (uint32_t)round_up_u64(len, MOMENT_UNIT);
-	if (s && !w->overwrite && s->live.len > len)
+	if (s && !replaces_all(c, w) && s->live.len > len)
 		len = s->live.len;
 	return len ? len : MOMENT_UNIT;
 }
@@ -376,7 +382,7 @@ static void get_fill(struct get *g)
 		c->stats.misses++;
 		s = file_slot(w->f, w->n);
 		block_set_state(w->b, BLOCK_READING);
-		if (w->can_fill && (w->overwrite || extent_is_hole(&s->live))) {
+		if (w->can_fill && (replaces_all(c, w) || extent_is_hole(&s->live))) {
 			w->b->filler = true; /* the getter is the one that fills it */
 			continue;
 		}
@@ -442,13 +448,15 @@ static int get_grant(struct get *g, struct want *w)
 	return 0;
 }
 
+static void get_begin(struct get *g);
+
 static void get_continue(struct get *g)
 {
 	while (g->i < g->n) {
 		int r;
 
 		if (!g->pinned) {
-			cache_get(g->c, g);
+			get_begin(g);
 			return;
 		}
 		r = get_grant(g, &g->want[g->i]);
@@ -463,17 +471,19 @@ static void get_continue(struct get *g)
 	get_finish(g, 0);
 }
 
-void cache_get(struct cache *c, struct get *g)
+/* Behind those who wait for memory already. */
+static void starve(struct get *g)
 {
+	list_push_back(&g->c->starving, &g->link);
+	cache_pump(g->c);
+}
+
+static void get_begin(struct get *g)
+{
+	struct cache *c = g->c;
 	struct block *busy = NULL;
 	int err = 0;
 
-	g->c = c;
-	g->i = 0;
-	g->pinned = false;
-	g->w.wake = get_wake;
-	list_init(&g->w.link);
-	list_init(&g->link);
 	if (!list_empty(&c->starving) && !g->background) {
 		/* Others wait for memory: only a get that needs none may pass. */
 		for (unsigned int i = 0; i < g->n; i++) {
@@ -485,8 +495,7 @@ void cache_get(struct cache *c, struct get *g)
 				continue;
 			if (g->want[i].mode == GET_READ && (!s || extent_is_hole(&s->live)))
 				continue;
-			list_push_back(&c->starving, &g->link);
-			cache_pump(c);
+			starve(g);
 			return;
 		}
 	}
@@ -507,8 +516,7 @@ void cache_get(struct cache *c, struct get *g)
 			g->done(g, -EAGAIN);
 			return;
 		}
-		list_push_back(&c->starving, &g->link);
-		cache_pump(c);
+		starve(g);
 		return;
 	case ATTEMPT_FAIL:
 		g->done(g, err);
@@ -517,6 +525,18 @@ void cache_get(struct cache *c, struct get *g)
 	g->pinned = true;
 	get_fill(g);
 	get_continue(g);
+}
+
+void cache_get(struct cache *c, struct get *g)
+{
+	g->c = c;
+	g->i = 0;
+	g->pinned = false;
+	g->failed_rounds = c->failed_rounds;
+	g->w.wake = get_wake;
+	list_init(&g->w.link);
+	list_init(&g->link);
+	get_begin(g);
 }
 
 bool cache_get_cancel(struct cache *c, struct get *g)
@@ -561,8 +581,8 @@ void cache_put(struct cache *c, struct want *w, bool changed)
 		} else if (!changed && w->was_clean && b->state == BLOCK_DIRTY && !b->frozen &&
 			   !file_slot(b->f, b->n)->unsure) {
 			block_set_state(b, BLOCK_CLEAN);
-			slot_trim(c, file_slot(b->f, b->n));
 		}
+		slot_trim(c, file_slot(b->f, b->n));
 		if (b->frozen && b->state == BLOCK_DIRTY)
 			block_write(b, true);
 	}
@@ -600,11 +620,13 @@ static bool stuck(struct cache *c)
 
 /*
  * Memory is full of what cannot be written, and has been for seconds: who needs memory is told so
- * rather than made to wait until somebody cures the drive. What is in memory is still served.
+ * rather than made to wait until somebody cures the drive; but not before it has been tried once
+ * more since it asked, for it may be cured now. What is in memory is still served.
  */
-static bool drive_dead(const struct cache *c)
+static bool drive_dead(const struct cache *c, const struct get *g)
 {
-	return c->error_blocks && c->dead_rounds >= DEAD_ROUNDS;
+	return c->error_blocks && c->failed_rounds >= DEAD_ROUNDS &&
+	       c->failed_rounds != g->failed_rounds;
 }
 
 /* Bytes of memory that the first in line wants. */
@@ -726,7 +748,7 @@ void cache_pump(struct cache *c)
 			int err = 0;
 			enum attempt a = get_attempt(g, &busy, &err);
 
-			if (a == ATTEMPT_NO_MEMORY && drive_dead(c)) {
+			if (a == ATTEMPT_NO_MEMORY && drive_dead(c, g)) {
 				list_remove(&g->link);
 				g->done(g, c->write_error);
 				continue;

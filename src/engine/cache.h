@@ -133,8 +133,9 @@ struct want {
 	enum get_mode mode;
 	uint32_t len; /* bytes of the block that must have memory (GET_WRITE of a growing file); 0:
 			 what the file's size says */
-	bool overwrite; /* the getter replaces all content: nothing need be read */
-	bool can_fill;	/* the getter zeroes what it does not write when `fresh` */
+	uint32_t replaces; /* so many bytes from the block's start the getter replaces: all there
+			      are, and nothing need be read */
+	bool can_fill;	   /* the getter zeroes what it does not write when `fresh` */
 	/* results */
 	struct block *b;
 	bool fresh; /* memory holds old bytes: zero what you do not write */
@@ -154,6 +155,7 @@ struct get {
 	unsigned int i;
 	bool pinned; /* memory and pins are held */
 	int res;
+	unsigned int failed_rounds; /* the cache's, when it was asked */
 	struct waiter w;
 	struct list link; /* in cache.starving */
 };
@@ -190,10 +192,10 @@ struct cache {
 	struct list write_queue;	    /* blocks to be written, in order */
 	unsigned int reading, writing;	    /* blocks */
 	uint64_t writing_bytes, write_most; /* of these; the most at once */
-	unsigned int op_pins;	  /* pins of ops: they end by themselves, a lease need not */
-	uint32_t error_blocks;	  /* dirty blocks whose last write failed */
-	unsigned int dead_rounds; /* retries in a row since a write last succeeded */
-	int write_error;	  /* of the last write that failed */
+	unsigned int op_pins;	    /* pins of ops: they end by themselves, a lease need not */
+	uint32_t error_blocks;	    /* dirty blocks whose last write failed */
+	unsigned int failed_rounds; /* of writes and retries, since one last succeeded */
+	int write_error;	    /* of the last write that failed */
 	bool pumping, pump_again;
 	unsigned int quiet; /* nested; an engine that ends stays quiet */
 

@@ -429,13 +429,14 @@ void commit_start(struct cache *c)
 	list_for_each_safe(l, tmp, &c->changed)
 	{
 		struct file *f = changed_file(l);
-		struct ns_attr a;
 
-		/* A removed file that is still open has no row: its places go when it is dropped.
-		 */
-		if (f->held || ns_getattr(c->ns, f->ino, &a) || a.nlink == 0)
+		if (f->held)
 			continue;
 		r = take_file(m, f);
+		/* A removed file that is still open has no row: its places go when it is dropped.
+		 * Not the namespace is asked, which may have removed it since it was frozen. */
+		if (r == -ENOENT)
+			continue;
 		if (r && !m->res)
 			m->res = r;
 		changed = true;

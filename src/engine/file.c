@@ -324,8 +324,9 @@ void slot_trim(struct cache *c, struct slot *s)
 
 	if (s->keep)
 		return;
-	if (s->b && s->b->state == BLOCK_WRITING)
-		return; /* its completion calls again */
+	/* Whoever writes the block has reserved for what it will become; its end calls again. */
+	if (s->b && (s->b->writer || s->b->state == BLOCK_WRITING))
+		return;
 	if (s->b && s->b->state == BLOCK_DIRTY && !slot_in_place(s, block_write_len(s->b)))
 		need = 1;
 	while (s->nspare > need)

@@ -45,7 +45,7 @@ void run_free(struct op_run *r)
 	if (!r)
 		return;
 	list_remove(&r->link);
-	free(r->bounce);
+	free(r->own);
 	free(r);
 }
 
@@ -196,7 +196,6 @@ static void write_next(struct op_run *r)
 	uint32_t n = (uint32_t)(r->pos / c->block);
 	uint64_t start = (uint64_t)n * c->block;
 	uint64_t stop = min_u64(r->end, start + c->block);
-	uint32_t content = file_content(c, r->f, n);
 	uint32_t len = (uint32_t)(stop - start);
 
 	if (r->pos == r->end) {
@@ -213,7 +212,7 @@ static void write_next(struct op_run *r)
 		.n = n,
 		.mode = GET_WRITE,
 		.len = len,
-		.overwrite = r->pos == start && len >= content,
+		.replaces = r->pos == start ? len : 0,
 		.can_fill = true,
 	};
 	/* Growing in large writes: the rest of the block comes next, most likely. */
@@ -275,16 +274,16 @@ static void truncate_resume(struct op_run *r)
 	uint64_t size = r->op->len;
 	uint32_t part = (uint32_t)(size % c->block);
 	uint32_t n = (uint32_t)(size / c->block);
+	bool cut = size < f->size;
 
-	if (size < f->size) {
-		struct slot *s;
+	if (cut && wait_busy(r, n, UINT32_MAX))
+		return;
+	cache_quiet(c); /* a commit sees all of it or nothing */
+	f->size = size;
+	if (cut) {
+		struct slot *s = part ? file_slot(f, n) : NULL;
 
-		if (wait_busy(r, n, UINT32_MAX))
-			return;
-		cache_quiet(c);
-		f->size = size;
 		file_holes(c, f, n + (part ? 1 : 0), UINT32_MAX, false);
-		s = part ? file_slot(f, n) : NULL;
 		if (s && !extent_is_hole(&s->live) && s->live.valid > part)
 			s->live.valid = part;
 		if (s && s->b && s->b->piece > part)
@@ -292,11 +291,10 @@ static void truncate_resume(struct op_run *r)
 			       s->b->piece - part);
 		if (s)
 			slot_account(c, f, n);
-		cache_loud(c);
 	}
-	f->size = size;
 	file_changed(c, f);
 	file_publish(c, f, true);
+	cache_loud(c);
 	op_end(r->op, 0);
 }
 
@@ -403,6 +401,7 @@ static void allocate_resume(struct op_run *r)
 	struct file *f = r->f;
 	struct engine_op *op = r->op;
 	uint64_t size = max_u64(f->size, op->arg ? 0 : op->off + op->len);
+	uint64_t first = op->off / c->block;
 	int res = 0;
 
 	for (; r->pos * c->block < r->end; r->pos++) {
@@ -412,6 +411,7 @@ static void allocate_resume(struct op_run *r)
 			(uint32_t)min_u64(c->block, max_u64(size, r->end) - r->pos * c->block);
 
 		len = (uint32_t)round_up_u64(len, MOMENT_UNIT);
+		r->own[r->pos - first] = s && !s->keep;
 		res = s ? slot_keep(c, f, s, len) : -ENOMEM;
 		r->w.wake = run_wake;
 		if (res == -EBUSY) {
@@ -428,10 +428,10 @@ static void allocate_resume(struct op_run *r)
 			break;
 	}
 	if (res) {
-		for (uint64_t i = op->off / c->block; i <= r->pos; i++) {
+		for (uint64_t i = first; i <= r->pos; i++) {
 			struct slot *s = file_slot(f, (uint32_t)i);
 
-			if (!s)
+			if (!r->own[i - first])
 				continue;
 			s->keep = false;
 			slot_trim(c, s);
@@ -655,8 +655,12 @@ static void op_start(struct loop_task *t)
 	} else {
 		r->pos = op->off / c->block;
 		r->end = op->off + op->len;
+		r->own = calloc(r->end / c->block - r->pos + 1, 1);
 		r->resume = allocate_resume;
-		allocate_resume(r);
+		if (r->own)
+			allocate_resume(r);
+		else
+			op_end(op, -ENOMEM);
 	}
 }
 

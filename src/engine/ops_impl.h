@@ -18,7 +18,8 @@ struct op_run {
 	struct commit_wait cw;
 	uint64_t pos, end;
 	void (*resume)(struct op_run *);
-	char *bounce; /* of a READ that goes block by block */
+	char *own; /* memory: the bytes of a READ that goes block by block; for each block of an
+		      ALLOCATE, whether it is the one that keeps it */
 	unsigned int n;
 	struct list link; /* in engine.runs */
 	struct want want[];

@@ -55,7 +55,7 @@ static void piece_run(struct loop_work *w)
 	uint64_t stop = min_u64(r->end, start + b->piece);
 
 	if (r->pos < stop)
-		memcpy(r->bounce + (r->pos - r->op->off),
+		memcpy(r->own + (r->pos - r->op->off),
 		       (char *)arena_ptr_at(b->c->base, b->mem) + (r->pos - start), stop - r->pos);
 }
 
@@ -103,7 +103,7 @@ static void piece_next(struct op_run *r)
 		r->pos = min_u64(r->end, ((uint64_t)n + 1) * c->block);
 	}
 	if (r->pos == r->end) {
-		op->iov[0] = (struct iovec){r->bounce, r->end - op->off};
+		op->iov[0] = (struct iovec){r->own, r->end - op->off};
 		op->iovcnt = 1;
 		op->res = (int64_t)(r->end - op->off);
 		c->stats.op_read_bytes += r->end - op->off;
@@ -118,8 +118,8 @@ static void piece_next(struct op_run *r)
 
 static void piece_begin(struct op_run *r)
 {
-	r->bounce = calloc(1, r->end - r->op->off);
-	if (!r->bounce) {
+	r->own = calloc(1, r->end - r->op->off);
+	if (!r->own) {
 		op_end(r->op, -ENOMEM);
 		return;
 	}

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_places.c - places on disk, and moments in between: what a writer has reserved while others
+ * fail, a place given back that is too short, a file removed while a commit begins, a drive that is
+ * cured while memory is full. Most of it is made to happen by hand, on the loop thread.
+ */
+#include <pthread.h>
+
+#include "session_fixture.h"
+
+#include "engine/commit.h"
+#include "engine/engine_impl.h"
+#include "engine/io_fault.h"
+
+static char buf[BLOCK];
+
+static uint64_t make(const char *name)
+{
+	struct ns_attr a;
+
+	assert_int_equal(ns_create(engine_ns(e), NS_ROOT, name, 0644, 0, 0, true, &a), 0);
+	return a.ino;
+}
+
+static void put(uint64_t ino, uint64_t off, uint64_t len, int fill)
+{
+	memset(buf, fill, len);
+	assert_int_equal(engine_pwrite(e, ino, buf, len, off), len);
+}
+
+static void is(uint64_t ino, uint64_t off, uint64_t len, int fill)
+{
+	assert_int_equal(engine_pread(e, ino, buf, len, off), len);
+	for (uint64_t i = 0; i < len; i++)
+		assert_int_equal((unsigned char)buf[i], fill);
+}
+
+static void sync_all(void)
+{
+	assert_int_equal(engine_call(e, ENGINE_SYNC, 0, 0, 0, 0), 0);
+}
+
+/* Through more blocks than memory has: everything else is written and leaves. */
+static void push_out(uint64_t other, unsigned int blocks)
+{
+	for (unsigned int n = 0; n < blocks; n++)
+		put(other, (uint64_t)n * BLOCK, BLOCK, 9);
+}
+
+/* ---- a writer's place ---- */
+
+static struct want want;
+static struct get get;
+static int granted;
+
+static void get_done(struct get *g, int res)
+{
+	(void)g;
+	granted = res;
+}
+
+static void write_begin(void *ino)
+{
+	want = (struct want){.f = file_get(&e->c, *(uint64_t *)ino),
+			     .mode = GET_WRITE,
+			     .len = BLOCK,
+			     .can_fill = true};
+	get = (struct get){.want = &want, .n = 1, .done = get_done};
+	granted = 1;
+	cache_get(&e->c, &get);
+}
+
+static void write_end(void *unused)
+{
+	(void)unused;
+	memset(arena_ptr_at(e->c.base, want.b->mem), 5, BLOCK);
+	want.f->size = BLOCK;
+	ns_grow(e->c.ns, want.f->ino, BLOCK);
+	cache_put(&e->c, &want, true);
+}
+
+/*
+ * The pool has no room for an fallocate that covers a block which somebody is writing, and which
+ * grows by that: what he has reserved stays his.
+ */
+static void test_failed_fallocate_leaves_a_writer_its_place(void **state)
+{
+	uint64_t a, other;
+
+	(void)state;
+	stop(false);
+	pool_limit = 4u << 20;
+	start(false);
+	attach(&w);
+	for (int fresh = 0; fresh < 2; fresh++) {
+		a = make(fresh ? "fresh" : "a");
+		other = make(fresh ? "other fresh" : "other");
+		if (!fresh) { /* of the next commit: it is written in place as far as it goes */
+			put(a, 0, 16384, 1);
+			push_out(other, 25);
+			is(a, 0, 16384, 1);
+		}
+		loop_call(engine_loop(e), write_begin, &a);
+		assert_int_equal(granted, 0);
+		assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 0, 8u << 20, 1), -ENOSPC);
+		loop_call(engine_loop(e), write_end, NULL);
+		sync_all();
+		push_out(other, 25);
+		sync_all();
+		is(a, 0, BLOCK, 5);
+	}
+}
+
+/* What an earlier fallocate has reserved is not given up when a later one finds no room. */
+static void test_failed_fallocate_leaves_an_earlier_one(void **state)
+{
+	uint64_t a, other;
+	int64_t r;
+
+	(void)state;
+	stop(false);
+	pool_limit = 4u << 20;
+	start(false);
+	attach(&w);
+	a = make("a");
+	other = make("other");
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 0, 8 * BLOCK, 0), 0);
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 4 * BLOCK, 8u << 20, 0), -ENOSPC);
+	memset(buf, 9, BLOCK);
+	for (uint64_t n = 0; (r = engine_pwrite(e, other, buf, BLOCK, n * BLOCK)) == BLOCK; n++)
+		assert_true(n < 100);
+	assert_int_equal(r, -ENOSPC);
+	for (int version = 1; version < 4; version++) {
+		for (uint64_t n = 0; n < 8; n++)
+			put(a, n * BLOCK, BLOCK, version);
+		sync_all();
+	}
+	for (uint64_t n = 0; n < 8; n++)
+		is(a, n * BLOCK, BLOCK, 3);
+}
+
+/* A finished commit gives a kept block a place that is shorter than what it holds. */
+static void give_short(void *ino)
+{
+	struct file *f = file_find(&e->c, *(uint64_t *)ino);
+	struct freed fr = {.len = 16384, .ino = f->ino};
+
+	file_slot(f, 0)->keep = true;
+	assert_int_equal(file_slot(f, 0)->nspare, 0);
+	assert_int_equal(file_slot(f, 0)->seq, 0);
+	assert_int_equal(pool_alloc(e->c.pool, fr.len, &fr.off), 0);
+	freed_release(&e->c, &fr);
+	assert_int_equal(file_slot(f, 0)->nspare, 1);
+}
+
+static void test_short_place_is_not_written_to(void **state)
+{
+	uint64_t a = make("a"), other = make("other");
+
+	(void)state;
+	put(a, 0, 40960, 1);
+	push_out(other, 40);
+	loop_call(engine_loop(e), give_short, &a);
+	put(a, 0, 100, 1);
+	assert_int_equal(engine_call(e, ENGINE_TRUNCATE, a, 0, BLOCK, 0), 0);
+	push_out(other, 40);
+	is(a, 0, 40960, 1);
+	is(a, 40960, BLOCK - 40960, 0);
+}
+
+/* ---- while a commit begins ---- */
+
+#define MANY 400
+
+static void *remove_all(void *arg)
+{
+	char name[32];
+
+	for (int i = 0; i < MANY; i++) {
+		snprintf(name, sizeof(name), "f%d", i);
+		if (ns_unlink(engine_ns(e), NS_ROOT, name))
+			*(int *)arg = -1;
+	}
+	return NULL;
+}
+
+/* Files that have become shorter are removed by others while their commit is being put together. */
+static void test_removed_while_a_commit_begins(void **state)
+{
+	uint64_t ino[MANY];
+	pthread_t t;
+	int res = 0;
+
+	(void)state;
+	for (int round = 0; round < 20; round++) {
+		for (int i = 0; i < MANY; i++) {
+			char name[32];
+
+			snprintf(name, sizeof(name), "f%d", i);
+			ino[i] = make(name);
+			put(ino[i], 0, 1, 1);
+			put(ino[i], BLOCK, 1, 1);
+		}
+		sync_all();
+		for (int i = 0; i < MANY; i++)
+			assert_int_equal(engine_call(e, ENGINE_TRUNCATE, ino[i], 0, 1, 0), 0);
+		assert_int_equal(pthread_create(&t, NULL, remove_all, &res), 0);
+		for (int i = 0; i < 5; i++)
+			sync_all();
+		pthread_join(t, NULL);
+		assert_int_equal(res, 0);
+		for (int i = 0; i < MANY; i++)
+			ns_forget(engine_ns(e), ino[i], 1);
+		sync_all();
+	}
+}
+
+/* ---- a drive that is cured ---- */
+
+static void set_now(void *spec)
+{
+	assert_int_equal(io_fault_set(e->io, spec, NULL, 0), 0);
+}
+
+static void faults(const char *spec)
+{
+	char copy[200];
+
+	snprintf(copy, sizeof(copy), "seed=7,%s", spec);
+	loop_call(engine_loop(e), set_now, copy);
+}
+
+/* Memory is full of what the drive does not take. The first writer after the cure finds room. */
+static void test_cured_drive_is_tried_before_memory_is_refused(void **state)
+{
+	uint64_t a = make("a"), b = make("b");
+	uint64_t n = 0;
+	int64_t r;
+
+	(void)state;
+	faults("write.error=EIO:1");
+	put(b, 0, 1000, 3);
+	memset(buf, 3, BLOCK);
+	do {
+		assert_true(n < 100);
+		r = engine_pwrite(e, a, buf, BLOCK, n++ * BLOCK);
+	} while (r == BLOCK);
+	assert_int_equal(r, -EIO);
+	/* Tried again since, and it still fails; also for one that waits for a block, too. */
+	assert_int_equal(engine_pwrite(e, a, buf, BLOCK, n * BLOCK), -EIO);
+	assert_int_equal(engine_pwrite(e, b, buf, BLOCK, 0), -EIO);
+	faults("write.error=EIO:0");
+	assert_int_equal(engine_pwrite(e, a, buf, BLOCK, n * BLOCK), BLOCK);
+	sync_all();
+	is(a, n * BLOCK, BLOCK, 3);
+	is(a, 0, BLOCK, 3);
+}
+
+static int setup_faults(void **state)
+{
+	setenv("MOMENT_FAULTS", "seed=7", 1);
+	return setup(state);
+}
+
+static int teardown_faults(void **state)
+{
+	unsetenv("MOMENT_FAULTS");
+	return teardown(state);
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		T(test_failed_fallocate_leaves_a_writer_its_place),
+		T(test_failed_fallocate_leaves_an_earlier_one),
+		T(test_short_place_is_not_written_to),
+		T(test_removed_while_a_commit_begins),
+		cmocka_unit_test_setup_teardown(test_cured_drive_is_tried_before_memory_is_refused,
+						setup_faults, teardown_faults),
+	};
+
+	alarm(120); /* something hangs */
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
