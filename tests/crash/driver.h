@@ -14,10 +14,13 @@
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -90,6 +93,17 @@ __attribute__((format(printf, 1, 2))) static inline void note(const char *fmt, .
 	notes++;
 }
 
+static inline void drive_remove(void)
+{
+	char cmd[400];
+
+	if (!drive_folder || getenv("MOMENT_KEEP"))
+		return;
+	snprintf(cmd, sizeof(cmd), "rm -rf '%s'", drive_folder);
+	if (system(cmd))
+		fprintf(stderr, "cannot remove %s\n", drive_folder);
+}
+
 __attribute__((format(printf, 1, 2), noreturn)) static inline void die(const char *fmt, ...)
 {
 	va_list ap;
@@ -102,13 +116,15 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void die(const cha
 	for (unsigned long i = notes > 32 ? notes - 32 : 0; i < notes; i++)
 		fprintf(stderr, "  %s\n", last_notes[i % 32]);
 	fflush(NULL);
-	if (drive_folder && !getenv("MOMENT_KEEP")) {
-		char cmd[400];
+	if (e && !was_cut) { /* it says what went wrong inside; if it can */
+		char *status;
 
-		snprintf(cmd, sizeof(cmd), "rm -rf '%s'", drive_folder);
-		if (system(cmd))
-			fprintf(stderr, "cannot remove %s\n", drive_folder);
+		alarm(5);
+		status = engine_status_json(e);
+		status = status ? strstr(status, "\"commit\":") : NULL;
+		fprintf(stderr, "status: %.2000s\n", status ? status : "none");
 	}
+	drive_remove();
 	_exit(1);
 }
 
@@ -116,6 +132,49 @@ static inline void must(int64_t r, const char *what)
 {
 	if (r < 0)
 		die("%s: %s", what, strerror((int)-r));
+}
+
+/*
+ * Forks n jobs, 0 to n - 1, and returns in these: much of a test is waiting, for a drive that fails
+ * to be tried again. They make their folders in the one that it returns. The first that fails ends
+ * all, so that its words are the last.
+ */
+static inline const char *drive_jobs(unsigned int n, const char *where, unsigned int *job)
+{
+	static char folder[256];
+	pid_t pid[8], p;
+	int status;
+
+	snprintf(folder, sizeof(folder), "%s/momentfs-jobs-XXXXXX", where);
+	if (n > 8 || !mkdtemp(folder))
+		die("no folder in %s for %u jobs: %s", where, n, strerror(errno));
+	for (*job = 0; *job < n; ++*job) {
+		pid[*job] = fork();
+		if (pid[*job] < 0)
+			die("fork: %s", strerror(errno));
+		if (pid[*job] == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			return folder;
+		}
+	}
+	drive_folder = folder;
+	for (unsigned int left = n; left; left--) {
+		p = wait(&status);
+		for (unsigned int i = 0; i < n; i++) {
+			if (pid[i] == p)
+				pid[i] = 0; /* its number may be another's now */
+			else if (status && pid[i])
+				kill(pid[i], SIGKILL);
+		}
+		if (status) {
+			while (wait(NULL) > 0)
+				;
+			drive_remove();
+			exit(1);
+		}
+	}
+	drive_remove();
+	exit(0);
 }
 
 /* ---- the power ---- */

@@ -17,12 +17,12 @@
  * seed. The threads' timing is not part of the seed: a replay may need a few tries.
  */
 #include <getopt.h>
-#include <sys/wait.h>
 
 #include "engine/fsck.h"
 #include "power_model.h"
 
 #define LIVES 25
+#define JOBS  3u
 
 /* ---- the session ---- */
 
@@ -697,8 +697,6 @@ static void life(void)
 
 static void chain(uint64_t s, unsigned long cuts, const char *where)
 {
-	char cmd[512];
-
 	seed = rng = s;
 	snprintf(dir, sizeof(dir), "%s/momentfs-power-XXXXXX", where);
 	if (!mkdtemp(dir))
@@ -718,9 +716,7 @@ static void chain(uint64_t s, unsigned long cuts, const char *where)
 	}
 	must(engine_close(e, true), "engine_close");
 	e = NULL;
-	snprintf(cmd, sizeof(cmd), "rm -rf '%s'", dir);
-	if (system(cmd))
-		die("cannot remove %s", dir);
+	drive_remove();
 }
 
 int main(int argc, char **argv)
@@ -733,8 +729,8 @@ int main(int argc, char **argv)
 	uint64_t first = (uint64_t)time(NULL) << 16 ^ (uint64_t)getpid();
 	const char *full = getenv("MOMENT_CRASH");
 	unsigned long cuts = full && !strcmp(full, "full") ? 3000 : 200;
-	unsigned long jobs = cuts > 1000 ? 3 : 1, job = 0;
-	int ch, io = -1, status;
+	unsigned int jobs, job = 0;
+	int ch, io = -1;
 
 	while ((ch = getopt_long(argc, argv, "", o, NULL)) != -1) {
 		if (ch == 's')
@@ -752,15 +748,10 @@ int main(int argc, char **argv)
 		else
 			return 2;
 	}
+	jobs = cuts > 1000 ? JOBS : 1;
 	drive_init();
-	/* Much of a life is waiting: for a drive that fails to be tried again. */
-	for (unsigned long i = 1; i < jobs && !job; i++) {
-		pid_t pid = fork();
-
-		if (pid < 0)
-			die("fork: %s", strerror(errno));
-		job = pid ? 0 : i;
-	}
+	if (jobs > 1)
+		where = drive_jobs(jobs, where, &job);
 	for (unsigned long done = 0, n = 0; done < cuts; done += LIVES, n++) {
 		if (n % jobs != job)
 			continue;
@@ -783,9 +774,5 @@ int main(int argc, char **argv)
 	       (unsigned long long)stats_commits, (unsigned long long)stats_rollbacks,
 	       (unsigned long long)stats_torn, (unsigned long long)stats_faults,
 	       (unsigned long long)stats_dropped, (unsigned long long)stats_full);
-	while (!job && wait(&status) > 0) {
-		if (status)
-			die("another job has failed: see above");
-	}
 	return 0;
 }
