@@ -77,7 +77,7 @@ ALWAYS_INLINE vf sign(vf x)
 /* Division by the loss scale, and the sign of maximize. */
 ALWAYS_INLINE vf scaled(const struct kernel_consts *c, vf g)
 {
-	return c->divide ? v_div(g, v_set1(c->g_div)) : v_mul(g, v_set1(c->g_mul));
+	return c->flags & KERNEL_DIVIDE ? v_div(g, v_set1(c->g_div)) : v_mul(g, v_set1(c->g_mul));
 }
 
 /*
@@ -86,7 +86,7 @@ ALWAYS_INLINE vf scaled(const struct kernel_consts *c, vf g)
  * and NaN are noticed in a run's sum, upon which the run, still in the cache, is gone through
  * again.
  */
-#define SUM_RUN (32 * KERNEL_BLOCK)
+#define SUM_RUN (64 * KERNEL_BLOCK)
 
 /* v is a square itself: this keeps its own square within fp32 for gradients of 1e-12 to 1e6. */
 #define V_SCALE 0x1p40f
@@ -191,10 +191,12 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 		vf v = has_v ? v_load(q->v + 4 * i) : v_set1(0.0f);
 		vf u;
 
-		g = scaled(c, g);
+		/* SGD may store it: then as all arithmetic leaves it, without subnormals. */
+		if (c->flags & KERNEL_SCALE || kind == MOMENT_SGD)
+			g = scaled(c, g);
 		if (want != WANT_NONE)
 			add_square(&sums->run[SUM_G][k], 1.0f, g, from, n);
-		if (c->l2)
+		if (c->flags & KERNEL_L2)
 			g = v_fma(v_set1(c->decay_l2), p, g);
 
 		if (kind == MOMENT_ADAM) {
@@ -203,7 +205,7 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 			m = v_fma(v_set1(c->one_beta1), g, v_mul(v_set1(c->beta1), m));
 			v = v_fma(v_mul(v_set1(c->one_beta2), g), g, v_mul(v_set1(c->beta2), v));
 			den = v;
-			if (c->amsgrad) {
+			if (c->flags & KERNEL_AMSGRAD) {
 				den = max_nan(v_load(q->vmax + 4 * i), v);
 				v_store(q->vmax + 4 * i, den);
 			}
@@ -217,13 +219,13 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 			v = v_fma(g, g, v);
 			u = v_div(v_mul(v_set1(c->step), g), v_add(v_sqrt(v), v_set1(c->eps)));
 		} else {
-			if (c->first || !has_m)
+			if (c->flags & KERNEL_FIRST || !has_m)
 				m = g;
 			else
 				m = v_fma(v_set1(c->one_beta1), g, v_mul(v_set1(c->beta1), m));
-			u = c->nesterov ? v_fma(v_set1(c->beta1), m, g) : m;
+			u = c->flags & KERNEL_NESTEROV ? v_fma(v_set1(c->beta1), m, g) : m;
 		}
-		if (c->decoupled)
+		if (c->flags & KERNEL_DECOUPLED)
 			p = v_mul(v_set1(c->keep_p), p);
 		if (kind == MOMENT_SGD) {
 			p = v_fma(v_set1(-c->step), u, p);
@@ -231,12 +233,19 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 		} else {
 			p = v_sub(p, u);
 		}
-		p = one_nan(p);
+		/* p is made of m and v, and has a NaN where they have one; but Lion's m. */
+		if (kind == MOMENT_LION)
+			m = one_nan(m);
+		if (__builtin_expect(v_any(v_unordered(p, p)), false)) {
+			p = one_nan(p);
+			m = one_nan(m);
+			v = one_nan(v);
+		}
 
 		if (has_m)
-			v_store(q->m + 4 * i, one_nan(m));
+			v_store(q->m + 4 * i, m);
 		if (has_v)
-			v_store(q->v + 4 * i, one_nan(v));
+			v_store(q->v + 4 * i, v);
 		if (q->master)
 			v_store(q->master + 4 * i, p);
 		store_as(q->p, i, a->p_dtype, p);

@@ -20,12 +20,22 @@
  */
 #define KERNEL_BLOCK 16
 
+/* In one word: as separate truth values they take more registers than there are. */
+enum kernel_flag {
+	KERNEL_SCALE = 1 << 0,	/* g_mul is not 1, or ... */
+	KERNEL_DIVIDE = 1 << 1, /* ... g_div is to be used instead */
+	KERNEL_L2 = 1 << 2,
+	KERNEL_DECOUPLED = 1 << 3,
+	KERNEL_AMSGRAD = 1 << 4,
+	KERNEL_NESTEROV = 1 << 5,
+	KERNEL_FIRST = 1 << 6, /* SGD's first step: m = g */
+};
+
 /* Hyperparameters, made ready: everything that is the same for all elements, rounded to fp32. */
 struct kernel_consts {
 	float g_mul; /* gradients are multiplied by this, an exact power of two with the sign of
 			maximize ... */
-	float g_div; /* ... or divided by this, where the scale is no power of two: then divide is
-			set */
+	float g_div; /* ... or divided by this, where the scale is no power of two */
 	float decay_l2;
 	float keep_p; /* 1 - lr * weight_decay, rounded once: as torch does it, see kernels.h */
 	float beta1, one_beta1;
@@ -33,12 +43,7 @@ struct kernel_consts {
 	float step; /* lr / bc1 for Adam, else lr */
 	float bc2_sqrt;
 	float eps;
-	bool divide;
-	bool l2;
-	bool decoupled;
-	bool amsgrad;
-	bool nesterov;
-	bool first; /* SGD's first step: m = g */
+	uint32_t flags;
 };
 
 /* Sums and found flags: none, those of the gradient, all. */

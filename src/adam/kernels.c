@@ -122,24 +122,29 @@ __attribute__((noinline)) static void prepare(struct kernel_args *a, const struc
 		.step = (float)(o->lr / bc1),
 		.bc2_sqrt = (float)sqrt(bc2),
 		.eps = (float)o->eps,
-		.l2 = o->weight_decay != 0 && !(o->flags & MOMENT_DECOUPLED),
-		.decoupled = o->weight_decay != 0 && (o->flags & MOMENT_DECOUPLED),
-		.amsgrad = o->flags & MOMENT_AMSGRAD,
-		.nesterov = o->flags & MOMENT_NESTEROV,
-		.first = step == 1,
 	};
 	/* Dividing by a power of two is multiplying by its inverse, where that is no subnormal. */
 	if (frexpf(scale, &exponent) == 0.5f && exponent <= 127)
 		c->g_mul = direction * ldexpf(1.0f, 1 - exponent);
 	else
-		c->divide = true;
+		c->flags |= KERNEL_SCALE | KERNEL_DIVIDE;
+	if (c->g_mul != 1.0f)
+		c->flags |= KERNEL_SCALE;
+	if (o->weight_decay != 0)
+		c->flags |= o->flags & MOMENT_DECOUPLED ? KERNEL_DECOUPLED : KERNEL_L2;
+	if (o->flags & MOMENT_AMSGRAD)
+		c->flags |= KERNEL_AMSGRAD;
+	if (o->flags & MOMENT_NESTEROV)
+		c->flags |= KERNEL_NESTEROV;
+	if (step == 1)
+		c->flags |= KERNEL_FIRST;
 
 	a->p = s->p;
 	a->g = s->g;
 	a->m = o->kind == MOMENT_SGD && o->beta1 == 0 ? NULL : s->m;
 	a->v = s->v;
 	a->master = s->master;
-	a->vmax = c->amsgrad ? s->vmax : NULL;
+	a->vmax = c->flags & KERNEL_AMSGRAD ? s->vmax : NULL;
 	a->p_dtype = s->p_dtype;
 	a->g_dtype = s->g_dtype;
 }
