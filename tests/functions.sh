@@ -73,6 +73,14 @@ retry() {
 _gone() { ! kill -0 "$1" 2>/dev/null; }
 _mounted_or_dead() { mountpoint -q "$1" || _gone "$2"; }
 
+# What the threads of a process wait for.
+_what_it_does() {
+	local t
+	for t in /proc/"$1"/task/*; do
+		echo "$(cat "$t/comm") waits in $(cat "$t/wchan" 2>/dev/null): $(tr '\n' ' ' <"$t/stack" 2>/dev/null)"
+	done
+}
+
 # start_momentfs BACKING MOUNTPOINT [OPTIONS]: mounts, waits until it serves, sets $momentfs_pid and
 # $momentfs_log. Unmounted and checked for leftovers at the end of the test.
 start_momentfs() {
@@ -82,7 +90,11 @@ start_momentfs() {
 	"$MOMENTFS" -f ${opts:+-o "$opts"} "$backing" "$mnt" >>"$momentfs_log" 2>&1 &
 	momentfs_pid=$!
 	cleanup_fn _end_momentfs "$momentfs_pid" "$mnt"
-	retry 20 _mounted_or_dead "$mnt" "$momentfs_pid" || fail "nothing mounted on $mnt within 20 s"
+	if ! retry 20 _mounted_or_dead "$mnt" "$momentfs_pid"; then
+		cat "$momentfs_log" >&2
+		_what_it_does "$momentfs_pid" >&2
+		fail "nothing mounted on $mnt within 20 s"
+	fi
 	if _gone "$momentfs_pid"; then
 		cat "$momentfs_log" >&2
 		fail "momentfs -o '$opts' ended before it mounted"

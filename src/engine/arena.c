@@ -91,7 +91,7 @@ int arena_create(const struct arena_opts *opts, struct arena **out)
 	a = calloc(1, sizeof(*a));
 	if (!a)
 		return -ENOMEM;
-	rc = arena_map_create(&a->map, size, opts->chunk, opts->huge);
+	rc = arena_map_create(&a->map, size, opts);
 	if (rc)
 		goto out_free;
 

@@ -25,7 +25,13 @@ struct arena_opts {
 	uint32_t chunk;	    /* bytes, a power of two from 64 KiB to 64 MiB */
 	uint32_t small_max; /* most chunks used for pieces; 0: a quarter of all, at least 1 */
 	enum arena_huge huge;
+	/* Called every ARENA_PROGRESS seconds while memory is taken, `done` bytes of `size` so far.
+	 * A virtual machine may give memory that it has not used before at some 0.4 GB/s. */
+	void (*progress)(void *arg, uint64_t done, uint64_t size);
+	void *arg;
 };
+
+#define ARENA_PROGRESS 3
 
 struct arena_info {
 	uint64_t size;

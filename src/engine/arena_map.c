@@ -28,6 +28,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine/memory.h"
@@ -171,10 +172,19 @@ static int collapse_at(const struct arena_map *m, uint64_t off)
 	}
 }
 
+static time_t now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec;
+}
+
 /* Populates the memfd, by huge pages as far as `collapse` and the kernel allow. */
-static int populate(struct arena_map *m, bool collapse)
+static int populate(struct arena_map *m, const struct arena_opts *opts, bool collapse)
 {
 	uint64_t whole = m->size / HUGE_PAGE, got = 0;
+	time_t told = now();
 	unsigned int failures = 0; /* in a row */
 	int64_t measured;
 	int rc, why = 0;
@@ -182,6 +192,10 @@ static int populate(struct arena_map *m, bool collapse)
 	for (uint64_t off = 0; off < m->size; off += HUGE_PAGE) {
 		uint64_t len = min_u64(HUGE_PAGE, m->size - off);
 
+		if (opts->progress && now() - told >= ARENA_PROGRESS) {
+			told = now();
+			opts->progress(opts->arg, off, m->size);
+		}
 		if (collapse && len == HUGE_PAGE && failures < GIVE_UP) {
 			rc = allocate(m, off, MOMENT_UNIT);
 			if (rc)
@@ -229,7 +243,8 @@ static int populate(struct arena_map *m, bool collapse)
 	return 0;
 }
 
-static int map_small(struct arena_map *m, uint64_t size, bool collapse)
+static int map_small(struct arena_map *m, uint64_t size, const struct arena_opts *opts,
+		     bool collapse)
 {
 	int rc;
 
@@ -238,7 +253,7 @@ static int map_small(struct arena_map *m, uint64_t size, bool collapse)
 	rc = map_open(m, size, 0);
 	if (rc)
 		return rc;
-	rc = populate(m, collapse);
+	rc = populate(m, opts, collapse);
 	if (rc)
 		arena_map_destroy(m);
 	return rc;
@@ -266,23 +281,23 @@ static int map_hugetlb(struct arena_map *m, uint64_t size, uint32_t chunk)
 	return 0;
 }
 
-int arena_map_create(struct arena_map *m, uint64_t size, uint32_t chunk, enum arena_huge huge)
+int arena_map_create(struct arena_map *m, uint64_t size, const struct arena_opts *opts)
 {
 	struct arena_map better;
 	int rc;
 
-	switch (huge) {
+	switch (opts->huge) {
 	case ARENA_HUGE_HUGETLB:
-		return map_hugetlb(m, size, chunk);
+		return map_hugetlb(m, size, opts->chunk);
 	case ARENA_HUGE_OFF:
-		return map_small(m, size, false);
+		return map_small(m, size, opts, false);
 	case ARENA_HUGE_AUTO:
 		break;
 	}
-	rc = map_small(m, size, true);
+	rc = map_small(m, size, opts, true);
 	if (!rc && !m->reason[0])
 		return 0;
-	if (map_hugetlb(&better, size, chunk))
+	if (map_hugetlb(&better, size, opts->chunk))
 		return rc;
 	if (!rc)
 		arena_map_destroy(m);

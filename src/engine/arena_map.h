@@ -21,7 +21,7 @@ struct arena_map {
  * `size` is a multiple of `chunk`; m->size may come out smaller, on hugetlb, which has only pages
  * of 2 MiB. 0 or -errno; -ENOMEM where the machine cannot give so much.
  */
-int arena_map_create(struct arena_map *m, uint64_t size, uint32_t chunk, enum arena_huge huge);
+int arena_map_create(struct arena_map *m, uint64_t size, const struct arena_opts *opts);
 void arena_map_destroy(struct arena_map *m);
 
 #endif

@@ -60,6 +60,16 @@ static void human(uint64_t v, char out[32])
 
 /* ---- hooks ---- */
 
+static void taking_memory(void *arg, uint64_t done, uint64_t size)
+{
+	char a[32], b[32];
+
+	human(done, a);
+	human(size, b);
+	engine_log(arg, ENGINE_LOG_NOTICE,
+		   "taking memory for the RAM tier: %s of %s (ram=SIZE for less)", a, b);
+}
+
 void engine_report(struct engine *e, int err, uint64_t ino, uint64_t off, uint64_t len,
 		   const char *what)
 {
@@ -556,7 +566,11 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
 	r = choose_ram(e, c->block, &ram, err, errlen);
 	if (r)
 		goto out_fini;
-	r = arena_create(&(struct arena_opts){.size = ram, .chunk = c->block, .huge = opts->huge},
+	r = arena_create(&(struct arena_opts){.size = ram,
+					      .chunk = c->block,
+					      .huge = opts->huge,
+					      .progress = taking_memory,
+					      .arg = e},
 			 &e->arena);
 	if (r) {
 		char a[32];

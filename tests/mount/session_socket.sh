@@ -188,7 +188,7 @@ wait "$holder" || fail "the session was not hung up on"
 [ ! -e "$back/session.sock" ] || fail "the socket is left over"
 
 # One that ends just then does not.
-start_momentfs "$back" "$mnt"
+start_momentfs "$back" "$mnt" ram=16M
 talk leave "$tmp/leaves" &
 holder=$!
 retry 5 test -e "$tmp/leaves" || fail "the session did not attach"
