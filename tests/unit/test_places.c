@@ -5,6 +5,7 @@
  * cured while memory is full. Most of it is made to happen by hand, on the loop thread.
  */
 #include <pthread.h>
+#include <semaphore.h>
 
 #include "session_fixture.h"
 
@@ -51,12 +52,13 @@ static void push_out(uint64_t other, unsigned int blocks)
 
 static struct want want;
 static struct get get;
-static int granted;
+static sem_t granted;
 
 static void get_done(struct get *g, int res)
 {
 	(void)g;
-	granted = res;
+	assert_int_equal(res, 0);
+	sem_post(&granted);
 }
 
 static void write_begin(void *ino)
@@ -66,7 +68,6 @@ static void write_begin(void *ino)
 			     .len = BLOCK,
 			     .can_fill = true};
 	get = (struct get){.want = &want, .n = 1, .done = get_done};
-	granted = 1;
 	cache_get(&e->c, &get);
 }
 
@@ -88,6 +89,7 @@ static void test_failed_fallocate_leaves_a_writer_its_place(void **state)
 	uint64_t a, other;
 
 	(void)state;
+	sem_init(&granted, 0, 0);
 	stop(false);
 	pool_limit = 4u << 20;
 	start(false);
@@ -101,7 +103,8 @@ static void test_failed_fallocate_leaves_a_writer_its_place(void **state)
 			is(a, 0, 16384, 1);
 		}
 		loop_call(engine_loop(e), write_begin, &a);
-		assert_int_equal(granted, 0);
+		while (sem_wait(&granted))
+			;
 		assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 0, 8u << 20, 1), -ENOSPC);
 		loop_call(engine_loop(e), write_end, NULL);
 		sync_all();
