@@ -137,7 +137,7 @@ struct moment_slice {
  * decay), of m and v as written, of the new weights in fp32 (before rounding to 16 bits), and of
  * what was taken off the weights, without decoupled decay. What the optimizer does not have adds 0.
  *
- * Squares are added up in fp32 for runs of 64 and from there in double: a sum is within 4e-6 of the
+ * Squares are added up in fp32 for runs of 128 and from there in double: a sum is within 8e-6 of the
  * exact one, and nearly always much closer. Values under 2^-63 (v: 2^-83) count as 0; of p and the
  * update a value from 2^63 on makes the sum infinite. A sum that met a NaN is NaN.
  *

@@ -86,7 +86,7 @@ ALWAYS_INLINE vf scaled(const struct kernel_consts *c, vf g)
  * and NaN are noticed in a run's sum, upon which the run, still in the cache, is gone through
  * again.
  */
-#define SUM_RUN (64 * KERNEL_BLOCK)
+#define SUM_RUN (128 * KERNEL_BLOCK)
 
 /* v is a square itself: this keeps its own square within fp32 for gradients of 1e-12 to 1e6. */
 #define V_SCALE 0x1p40f

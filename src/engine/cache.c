@@ -39,8 +39,9 @@ int cache_init(struct cache *c)
 	arena_get_info(c->arena, &ai);
 	c->base = arena_base(c->arena);
 	/* Enough in flight for the drive, not so much that a small tier is all in writing. In
-	 * bytes: small blocks would leave it idle. */
-	c->write_most = max_u64(2ull * c->block, min_u64(64u << 20, ai.size / 4));
+	 * bytes: small blocks would leave it idle. Drives (of virtual machines above all) report
+	 * writes done by the dozen: with half of this one idles while the next are hashed. */
+	c->write_most = max_u64(2ull * c->block, min_u64(128u << 20, ai.size / 4));
 	c->window = min_u64(64u << 20, ai.size / 3);
 	r = readahead_init(c);
 	if (!r)
