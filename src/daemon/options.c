@@ -57,8 +57,8 @@ static const struct option_def option_table[] = {
 	 "The budget of the RAM tier, such as 8G, or a percentage of the memory that this process may "
 	 "use, such as 50%. Every byte of file data that is kept in memory counts. "
 	 "Default: a quarter of that memory, limits of control groups counted. "
-	 "All of it is taken before the mount is there, which says every 3 seconds how far it is: a "
-	 "virtual machine may be slow to give memory for the first time."},
+	 "All of it is taken before the mount is there; a virtual machine may be slow to give memory "
+	 "for the first time, and every 3 seconds momentfs says how far it is."},
 	{"block", "SIZE", OPT_BLOCK, FIELD(block), NULL,
 	 "The block size of a new backing: a power of two from 64K to 64M. Default: 2M. An existing "
 	 "backing keeps the one it was made with."},

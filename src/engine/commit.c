@@ -392,6 +392,13 @@ static int take_file(struct commit *m, struct file *f)
 	return 0;
 }
 
+static bool removed(struct cache *c, const struct file *f)
+{
+	struct ns_attr a;
+
+	return ns_getattr(c->ns, f->ino, &a) || a.nlink == 0;
+}
+
 void commit_start(struct cache *c)
 {
 	struct commit *m = c->commit;
@@ -434,8 +441,8 @@ void commit_start(struct cache *c)
 			continue;
 		r = take_file(m, f);
 		/* A removed file that is still open has no row: its places go when it is dropped.
-		 * Not the namespace is asked, which may have removed it since it was frozen. */
-		if (r == -ENOENT)
+		 * What was frozen counts; one removed since then still has its row. */
+		if (r == -ENOENT && removed(c, f))
 			continue;
 		if (r && !m->res)
 			m->res = r;

@@ -97,7 +97,7 @@ static inline void drive_remove(void)
 {
 	char cmd[400];
 
-	if (!drive_folder || getenv("MOMENT_KEEP"))
+	if (!drive_folder)
 		return;
 	snprintf(cmd, sizeof(cmd), "rm -rf '%s'", drive_folder);
 	if (system(cmd))
@@ -124,7 +124,8 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void die(const cha
 		status = status ? strstr(status, "\"commit\":") : NULL;
 		fprintf(stderr, "status: %.2000s\n", status ? status : "none");
 	}
-	drive_remove();
+	if (!getenv("MOMENT_KEEP"))
+		drive_remove();
 	_exit(1);
 }
 
@@ -135,20 +136,23 @@ static inline void must(int64_t r, const char *what)
 }
 
 /*
- * Forks n jobs, 0 to n - 1, and returns in these: much of a test is waiting, for a drive that fails
- * to be tried again. They make their folders in the one that it returns. The first that fails ends
- * all, so that its words are the last.
+ * Forks DRIVE_JOBS jobs, numbered from 0, and returns in these: much of a test is waiting, for a
+ * drive that fails to be tried again. They make their folders in the one that it returns. The first
+ * that fails ends all, so that its words are the last.
  */
-static inline const char *drive_jobs(unsigned int n, const char *where, unsigned int *job)
+#define DRIVE_JOBS 3u
+
+static inline const char *drive_jobs(const char *where, unsigned int *job)
 {
 	static char folder[256];
-	pid_t pid[8], p;
+	pid_t pid[DRIVE_JOBS], p;
 	int status;
 
 	snprintf(folder, sizeof(folder), "%s/momentfs-jobs-XXXXXX", where);
-	if (n > 8 || !mkdtemp(folder))
-		die("no folder in %s for %u jobs: %s", where, n, strerror(errno));
-	for (*job = 0; *job < n; ++*job) {
+	if (!mkdtemp(folder))
+		die("mkdtemp %s: %s", folder, strerror(errno));
+	drive_folder = folder;
+	for (*job = 0; *job < DRIVE_JOBS; ++*job) {
 		pid[*job] = fork();
 		if (pid[*job] < 0)
 			die("fork: %s", strerror(errno));
@@ -157,10 +161,9 @@ static inline const char *drive_jobs(unsigned int n, const char *where, unsigned
 			return folder;
 		}
 	}
-	drive_folder = folder;
-	for (unsigned int left = n; left; left--) {
+	for (unsigned int left = DRIVE_JOBS; left; left--) {
 		p = wait(&status);
-		for (unsigned int i = 0; i < n; i++) {
+		for (unsigned int i = 0; i < DRIVE_JOBS; i++) {
 			if (pid[i] == p)
 				pid[i] = 0; /* its number may be another's now */
 			else if (status && pid[i])
@@ -169,7 +172,8 @@ static inline const char *drive_jobs(unsigned int n, const char *where, unsigned
 		if (status) {
 			while (wait(NULL) > 0)
 				;
-			drive_remove();
+			if (!getenv("MOMENT_KEEP"))
+				drive_remove();
 			exit(1);
 		}
 	}

@@ -22,7 +22,6 @@
 #include "power_model.h"
 
 #define LIVES 25
-#define JOBS  3u
 
 /* ---- the session ---- */
 
@@ -748,10 +747,10 @@ int main(int argc, char **argv)
 		else
 			return 2;
 	}
-	jobs = cuts > 1000 ? JOBS : 1;
+	jobs = cuts > 1000 ? DRIVE_JOBS : 1;
 	drive_init();
 	if (jobs > 1)
-		where = drive_jobs(jobs, where, &job);
+		where = drive_jobs(where, &job);
 	for (unsigned long done = 0, n = 0; done < cuts; done += LIVES, n++) {
 		if (n % jobs != job)
 			continue;

@@ -9,9 +9,7 @@
 
 #include "session_fixture.h"
 
-#include "engine/commit.h"
-#include "engine/engine_impl.h"
-#include "engine/io_fault.h"
+#include "drive_faults.h"
 
 static char buf[BLOCK];
 
@@ -219,19 +217,6 @@ static void test_removed_while_a_commit_begins(void **state)
 }
 
 /* ---- a drive that is cured ---- */
-
-static void set_now(void *spec)
-{
-	assert_int_equal(io_fault_set(e->io, spec, NULL, 0), 0);
-}
-
-static void faults(const char *spec)
-{
-	char copy[200];
-
-	snprintf(copy, sizeof(copy), "seed=7,%s", spec);
-	loop_call(engine_loop(e), set_now, copy);
-}
 
 /* Memory is full of what the drive does not take. The first writer after the cure finds room. */
 static void test_cured_drive_is_tried_before_memory_is_refused(void **state)

@@ -10,8 +10,7 @@
 
 #include "session_fixture.h"
 
-#include "engine/engine_impl.h"
-#include "engine/io_fault.h"
+#include "drive_faults.h"
 
 #define BLOCKS 60u /* more than twice what memory holds */
 #define FULL   22u /* not more, but so much that some are written to make room */
@@ -42,19 +41,6 @@ static int setup_faults(void **state)
 	assert_non_null(mkdtemp(dir));
 	begin();
 	return 0;
-}
-
-static void set_now(void *spec)
-{
-	assert_int_equal(io_fault_set(e->io, spec, NULL, 0), 0);
-}
-
-static void faults(const char *spec)
-{
-	char copy[200];
-
-	snprintf(copy, sizeof(copy), "seed=7,%s", spec);
-	loop_call(engine_loop(e), set_now, copy);
 }
 
 static void cut_now(void *arg)
