@@ -398,6 +398,61 @@ static void test_found(void)
 			}
 }
 
+/*
+ * Whatever NaN comes in, by any array, one and the same is written to all that it reaches; and what
+ * SGD's first step takes over from the gradient is no subnormal.
+ */
+static void test_what_is_written(void)
+{
+	static const uint32_t bad[] = {0x7fc00123, 0xffc00001, 0x7f800001, 0x7f800000, 0x00000123};
+	static const struct {
+		uint32_t kind;
+		bool m, v;
+	} has[] = {{MOMENT_ADAM, true, true},
+		   {MOMENT_LION, true, false},
+		   {MOMENT_ADAGRAD, false, true},
+		   {MOMENT_SGD, true, false}};
+	enum { LEN = 37 };
+	enum { P, G, M, V };
+
+	for (const struct kernel_level *l = kernel_levels; l->name; l++)
+		for (int n = 0; l->usable() && n < 4 * 4 * 5; n++) {
+			int k = n / 20, in = n / 5 % 4, b = n % 5;
+			float a[4][LEN];
+			float *at[] = {[P] = a[0], [G] = a[1], [M] = a[2], [V] = a[3]};
+			struct moment_optim o = adamw;
+			struct moment_slice s = {.p = at[P],
+						 .g = at[G],
+						 .m = has[k].m ? at[M] : NULL,
+						 .v = has[k].v ? at[V] : NULL,
+						 .numel = LEN};
+			const float *out[] = {s.p, s.m, s.v};
+
+			if (b == 4 && (in != G || !cpu_flushes()))
+				continue;
+			o.kind = has[k].kind;
+			o.flags = o.kind == MOMENT_ADAM ? adamw.flags : 0;
+			o.weight_decay = 0;
+			if (o.kind == MOMENT_LION) /* 0 * inf: a NaN that p does not see */
+				o.beta2 = 0;
+			for (int i = 0; i < LEN; i++) {
+				for (int j = P; j <= V; j++)
+					at[j][i] = j == G && b == 4 ? 0 : 1;
+				if (i % 11 == 3)
+					memcpy(&at[in][i], &bad[b], 4);
+			}
+			CHECK(kernel_update(l, &o, 1, &s, 1, NULL) == 0, "kind %u", o.kind);
+			for (int i = 0; i < 3 * LEN; i++) {
+				const float *x = out[i / LEN] ? out[i / LEN] + i % LEN : at[G];
+
+				CHECK(x == at[G] || !isnan(*x) || bits_of_float(*x) == 0x7fc00000,
+				      "%s, kind %u: %x", l->name, o.kind, bits_of_float(*x));
+				CHECK(x == at[G] || fpclassify(*x) != FP_SUBNORMAL,
+				      "%s, kind %u: subnormal", l->name, o.kind);
+			}
+		}
+}
+
 /* Only the gradient's: the same bits as when all is asked for, and nothing else is touched. */
 static void test_extras_of_the_gradient_alone(void)
 {
@@ -559,6 +614,7 @@ int main(int argc, char **argv)
 	test_decayed_moments_become_zero();
 	test_callers_mode();
 	test_found();
+	test_what_is_written();
 	test_extras_of_the_gradient_alone();
 	test_sums_of_large_values();
 	test_concurrent_callers();
