@@ -7,6 +7,7 @@
  *   receive   a few; read requests from /dev/fuse and run the handlers (receive.c). A handler never
  *             waits for the drive: it replies at once from memory, or hands an op to the engine and
  *             the reply is made by the op's callback
+ *   interrupt one; looks whether a caller that got a signal is to die (interrupt.c)
  *   notify    one; tells the kernel which pages are stale (notify.c)
  * The session socket is served by the engine's loop thread (session_socket.c).
  *
@@ -36,6 +37,7 @@
 
 struct receive;
 struct notify;
+struct interrupts;
 struct session_socket;
 struct rx_buf;
 
@@ -68,6 +70,7 @@ struct daemon {
 
 	struct receive *receive;
 	struct notify *notify;
+	struct interrupts *interrupts;
 	struct session_socket *socket;
 
 	int event_fd;
@@ -208,15 +211,21 @@ struct request {
 	char *text;	    /* malloc'ed, freed with the request: lines still to do (control.c) */
 	size_t size, pos, done;
 	atomic_uint refs;
+	atomic_bool interrupted;
 	pthread_mutex_t lock; /* what follows */
-	bool with_engine, interrupted;
-	struct loop_task cancel; /* posted at most once */
+	bool with_engine, ended;
+	struct loop_task cancel;    /* posted at most once */
+	pid_t tid;		    /* who asked; 0: not known */
+	struct list interrupt_link; /* interrupt.c */
 };
 
 struct request *request_create(fuse_req_t req, enum engine_op_kind kind, uint64_t ino,
 			       bool (*finish)(struct request *, int64_t));
 void request_submit(struct request *r);
 void request_destroy(struct request *r); /* after the reply */
+void request_put(struct request *r);	 /* one reference */
+/* Its caller is to die: the op ends with -EINTR if it can. False: the engine has not got it now. */
+bool request_give_up(struct request *r);
 /* Waits until the engine has answered all; false: it has not within that time. */
 bool requests_drain(struct daemon *d, unsigned int seconds);
 
@@ -243,6 +252,15 @@ void receive_stop(struct daemon *d); /* ends the threads, also those that wait i
 struct rx_buf *rx_take(void);
 void rx_put(struct receive *rx, struct rx_buf *b); /* b may be NULL */
 void receive_destroy(struct daemon *d);
+
+/* ---- interrupt.c ---------------------------------------------------------------------------- */
+
+int interrupts_create(struct daemon *d);
+void interrupts_stop(struct daemon *d); /* ends the thread */
+void interrupts_destroy(struct daemon *d);
+/* The request's caller got a signal. Never waits. */
+void interrupts_add(struct interrupts *n, struct request *r);
+bool interrupt_is_fatal(pid_t tid); /* is that thread to die? */
 
 /* ---- init_reply.c: after mounting --------------------------------------------------------- */
 int init_reply_hook(struct daemon *d);

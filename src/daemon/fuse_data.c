@@ -7,10 +7,10 @@
  * it came in, often after its answer (on_accepted). READ answers are short only at the end of the
  * file, because that is what a short one means to the kernel.
  *
- * Interrupts: a killed or signalled client makes the kernel send INTERRUPT, and libfuse calls
- * on_interrupt() on a receive thread with the request's libfuse lock held. It must not wait there,
- * so it posts a task; on the loop thread the task cancels the op if the engine still has it. The
- * task holds a reference, so the request stays until it has run.
+ * Interrupts: a signal to the caller makes the kernel send INTERRUPT; interrupt.c finds out whether
+ * the caller is to die, and only then request_give_up() posts a task; on the loop thread the task
+ * cancels the op if the engine still has it. The task holds a reference, so the request stays until
+ * it has run.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +25,7 @@
 
 /* ---- requests ------------------------------------------------------------------------------- */
 
-static void request_put(struct request *r)
+void request_put(struct request *r)
 {
 	struct daemon *d = r->d;
 
@@ -53,26 +53,29 @@ static void cancel_run(struct loop_task *task)
 	request_put(r);
 }
 
-/* Under r->lock. */
-static void post_cancel(struct request *r)
+bool request_give_up(struct request *r)
 {
-	if (r->cancel.run)
-		return;
-	r->cancel.run = cancel_run;
-	atomic_fetch_add(&r->refs, 1);
-	loop_post(engine_loop(r->d->e), &r->cancel);
+	bool with_engine;
+
+	pthread_mutex_lock(&r->lock);
+	with_engine = r->with_engine;
+	if (with_engine && !r->cancel.run) {
+		r->cancel.run = cancel_run;
+		atomic_fetch_add(&r->refs, 1);
+		loop_post(engine_loop(r->d->e), &r->cancel);
+	}
+	pthread_mutex_unlock(&r->lock);
+	return with_engine;
 }
 
+/* A receive thread, with libfuse's lock of the request held. */
 static void on_interrupt(fuse_req_t req, void *arg)
 {
 	struct request *r = arg;
 
 	(void)req;
-	pthread_mutex_lock(&r->lock);
-	r->interrupted = true;
-	if (r->with_engine)
-		post_cancel(r);
-	pthread_mutex_unlock(&r->lock);
+	if (!atomic_exchange(&r->interrupted, true))
+		interrupts_add(r->d->interrupts, r);
 }
 
 /* True: somebody has resubmitted it. */
@@ -115,8 +118,10 @@ struct request *request_create(fuse_req_t req, enum engine_op_kind kind, uint64_
 	r->op.ino = ino;
 	r->op.done = on_done;
 	r->req = req;
+	r->tid = fuse_req_ctx(req)->pid;
 	r->d = daemon_of(req);
 	r->finish = finish;
+	list_init(&r->interrupt_link);
 	atomic_init(&r->refs, 1);
 	pthread_mutex_init(&r->lock, NULL);
 	pthread_mutex_lock(&r->d->lock);
@@ -131,9 +136,6 @@ void request_submit(struct request *r)
 	pthread_mutex_lock(&r->lock);
 	r->with_engine = true;
 	engine_submit(r->d->e, &r->op);
-	/* It came before there was an op to cancel. The task runs after the op has started. */
-	if (r->interrupted)
-		post_cancel(r);
 	pthread_mutex_unlock(&r->lock);
 }
 
@@ -143,6 +145,9 @@ void request_destroy(struct request *r)
 	r->buf = NULL;
 	free(r->text);
 	r->text = NULL;
+	pthread_mutex_lock(&r->lock);
+	r->ended = true;
+	pthread_mutex_unlock(&r->lock);
 	request_put(r);
 }
 

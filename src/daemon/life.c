@@ -358,6 +358,7 @@ static int take_down(struct life *l)
 			d->mountpoint, DRAIN_S);
 		_exit(EXIT_RUNTIME); /* nothing that still runs may be taken away under its feet */
 	}
+	interrupts_stop(d);
 	if (d->se) {
 		/* Who is still inside gets ENOTCONN from here on, rather than no answer. */
 		fuse_session_unmount(d->se);
@@ -373,6 +374,7 @@ static int take_down(struct life *l)
 	if (s)
 		session_socket_farewell(s, res, text);
 	receive_destroy(d);
+	interrupts_destroy(d);
 	notify_destroy(d);
 	return res < 0 ? EXIT_RUNTIME : 0;
 }
@@ -419,13 +421,15 @@ int life_run(struct daemon *d, const char *backing, int signal_fd, void (*ready)
 	int status, down;
 
 	d->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (d->event_fd < 0 || notify_create(d) < 0) {
+	if (d->event_fd < 0 || notify_create(d) < 0 || interrupts_create(d) < 0) {
 		log_error("cannot start: %s", strerror(errno));
 		return EXIT_RUNTIME;
 	}
 	clock_gettime(CLOCK_REALTIME, &d->mounted);
 	status = open_engine(d, backing);
 	if (status) {
+		interrupts_stop(d);
+		interrupts_destroy(d);
 		notify_stop(d);
 		notify_destroy(d);
 		goto out_event;

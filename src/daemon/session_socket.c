@@ -49,6 +49,7 @@ struct conn {
 	struct session *session;
 	pid_t pid;
 	uid_t uid;
+	gid_t gid;
 	bool refused; /* another user: told so in answer to the first message */
 	bool ending;
 	struct queued *first, **last;
@@ -220,7 +221,8 @@ static void refuse(struct conn *c, const struct moment_msg *m)
 
 static int start_session(struct conn *c)
 {
-	struct session_opts o = {.pid = c->pid, .uid = c->uid, .reply = conn_reply, .arg = c};
+	struct session_opts o = {
+		.pid = c->pid, .uid = c->uid, .gid = c->gid, .reply = conn_reply, .arg = c};
 	int res = session_create(c->s->d->e, &o, &c->session);
 
 	if (res < 0) {
@@ -317,6 +319,7 @@ static void accept_one(struct session_socket *s, int fd)
 	c->s = s;
 	c->pid = cred.pid;
 	c->uid = cred.uid;
+	c->gid = cred.gid;
 	c->refused = cred.uid != s->d->uid && cred.uid != 0;
 	c->last = &c->first;
 	list_init(&c->link);

@@ -392,6 +392,7 @@ static void grow_done(struct loop_work *w)
 	c->growing = false;
 	c->grow_error = c->grow.res;
 	space_wake(c);
+	cache_pump(c); /* what waits for memory may have waited because this was under way */
 }
 
 int space_grow(struct cache *c, uint64_t need)

@@ -725,8 +725,12 @@ static void cancel_fn(struct loop_task *t)
 	if (r && (r->op->kind == ENGINE_FSYNC || r->op->kind == ENGINE_SYNC) &&
 	    commit_cancel(&r->e->c, &r->cw))
 		op_end(r->op, -EINTR);
-	else if (r && r->op->kind == ENGINE_READ && cache_get_cancel(&r->e->c, &r->g))
+	else if (r && r->op->kind == ENGINE_READ && cache_get_cancel(&r->e->c, &r->g)) {
+		struct cache *c = &r->e->c;
+
 		r->g.done(&r->g, -EINTR);
+		cache_pump(c); /* those behind it in the line may be served now */
+	}
 	free(k);
 }
 

@@ -139,7 +139,7 @@ static void emb_create(void *arg)
 {
 	struct emb_session *c = arg;
 	struct session_opts so = {
-		.pid = getpid(), .uid = geteuid(), .reply = emb_reply, .arg = c->k};
+		.pid = getpid(), .uid = geteuid(), .gid = getegid(), .reply = emb_reply, .arg = c->k};
 
 	c->res = session_create(c->k->engine, &so, &c->k->session);
 }
