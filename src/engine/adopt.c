@@ -4,8 +4,11 @@
  * its meta.json, an ordinary file there, says what they were.
  *
  * Done when a writing session begins. The file is read like any other (an op), understood on a work
- * thread, and its attributes are set from there; then it becomes the generated one. SQLite reads
- * the JSON. Nothing is believed that registration does not check against the files afterwards.
+ * thread, and the attributes of what it describes are set from there; then, in one turn of the loop
+ * thread, the directory gets the name that makes it a parameter's and the file becomes the generated
+ * one. SQLite reads the JSON. Nothing is believed that registration does not check against the files
+ * afterwards. From the first look to the last the file's inode is referenced: whoever removes it
+ * meanwhile takes only its name.
  */
 #include <errno.h>
 #include <sqlite3.h>
@@ -20,9 +23,12 @@
 struct adopt {
 	struct engine_op op;
 	struct loop_task task;
+	struct waiter w;
 	struct engine *e;
 	uint64_t dir;
 	char dirname[NS_NAME_MAX + 1];
+	char *name; /* the parameter's */
+	size_t name_len;
 	void (*done)(void *arg, int res);
 	void *arg;
 	int res;
@@ -56,9 +62,8 @@ static int understand(struct adopt *a)
 {
 	struct ns *ns = a->e->c.ns;
 	sqlite3 *db = NULL;
-	char *format = NULL, *shape = NULL, *step = NULL, *hyper = NULL, *name = NULL;
+	char *format = NULL, *shape = NULL, *step = NULL, *hyper = NULL;
 	char decoded[NAMES_MAX], encoded[NAMES_MAX + 1];
-	size_t name_len = sizeof(decoded);
 	int r = -EINVAL;
 
 	if (sqlite3_open_v2(":memory:", &db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) !=
@@ -72,15 +77,16 @@ static int understand(struct adopt *a)
 	    strspn(step, "0123456789") != strlen(step))
 		goto out;
 	/* The directory's name tells the parameter's, but for long ones. */
-	if (names_decode(a->dirname, decoded, &name_len) == 0) {
-		name = malloc(name_len);
-		if (name)
-			memcpy(name, decoded, name_len);
+	a->name_len = sizeof(decoded);
+	if (names_decode(a->dirname, decoded, &a->name_len) == 0) {
+		a->name = malloc(a->name_len);
+		if (a->name)
+			memcpy(a->name, decoded, a->name_len);
 	} else {
-		name = extract(db, a->text, "$.name");
-		name_len = name ? strlen(name) : 0;
+		a->name = extract(db, a->text, "$.name");
+		a->name_len = a->name ? strlen(a->name) : 0;
 	}
-	if (!name || names_encode(name, name_len, encoded) || strcmp(encoded, a->dirname))
+	if (!a->name || names_encode(a->name, a->name_len, encoded) || strcmp(encoded, a->dirname))
 		goto out;
 	r = set(ns, a->dir, "user.moment.shape", shape, strlen(shape));
 	if (!r)
@@ -102,30 +108,60 @@ static int understand(struct adopt *a)
 		if (!r)
 			r = set(ns, at.ino, "user.moment.shape", shape, strlen(shape));
 		if (!r)
-			r = set(ns, at.ino, "user.moment.name", name, name_len);
+			r = set(ns, at.ino, "user.moment.name", a->name, a->name_len);
 		free(dtype);
 	}
-	/* Last: with a name it counts as a parameter. */
-	if (!r)
-		r = set(ns, a->dir, "user.moment.name", name, name_len);
-	if (!r)
-		r = ns_make_meta(ns, a->dir);
 out:
 	free(format);
 	free(shape);
 	free(step);
 	free(hyper);
-	free(name);
 	sqlite3_close(db);
 	return r;
 }
 
+static void adopt_done(void *arg)
+{
+	struct adopt *a = arg;
+
+	ns_forget(a->e->c.ns, a->op.ino, 1);
+	a->done(a->arg, a->res);
+	free(a->name);
+	free(a);
+}
+
+/*
+ * With a name the directory counts as a parameter's, and a commit may come between any two turns of
+ * the loop thread: so it gets the name in the turn in which the file becomes the generated one.
+ */
+static void adopt_make(struct waiter *w)
+{
+	struct adopt *a = container_of(w, struct adopt, w);
+	struct cache *c = &a->e->c;
+	struct ns_moment none = {.name = "user.moment.name"};
+	uint64_t *inos;
+	int r = a->res;
+
+	if (!r)
+		r = set(c->ns, a->dir, "user.moment.name", a->name, a->name_len);
+	if (!r) {
+		r = file_make_meta(c, a->dir, &a->w);
+		if (r)
+			ns_set_moment(c->ns, a->dir, &none, 1);
+	}
+	if (r == 1)
+		return;
+	a->res = r;
+	/* Who has looked at the file knows another length and another text. */
+	inos = r ? NULL : malloc(sizeof(*inos));
+	if (inos)
+		*inos = a->op.ino;
+	engine_invalidate(a->e, inos, inos ? 1 : 0, adopt_done, a);
+}
+
 static void adopt_end(struct loop_task *t)
 {
-	struct adopt *a = container_of(t, struct adopt, task);
-
-	a->done(a->arg, a->res);
-	free(a);
+	adopt_make(&container_of(t, struct adopt, task)->w);
 }
 
 /* Work thread. */
@@ -153,17 +189,22 @@ static bool adopt_start(struct engine *e, uint64_t dir, const char *dirname,
 	struct adopt *a;
 
 	if (ns_getxattr(ns, dir, "user.moment.name", NULL, 0) >= 0 ||
-	    ns_peek(ns, dir, "meta.json", &at) || !S_ISREG(at.mode) || (at.flags & NS_GENERATED) ||
-	    at.size > META_MAX)
+	    ns_lookup(ns, dir, NS_META_NAME, &at))
 		return false;
-	a = calloc(1, sizeof(*a));
-	if (!a)
+	a = S_ISREG(at.mode) && !(at.flags & NS_GENERATED) && at.size <= META_MAX
+		    ? calloc(1, sizeof(*a))
+		    : NULL;
+	if (!a) {
+		ns_forget(ns, at.ino, 1);
 		return false;
+	}
 	snprintf(a->dirname, sizeof(a->dirname), "%s", dirname);
 	a->e = e;
 	a->dir = dir;
 	a->done = done;
 	a->arg = arg;
+	a->w.wake = adopt_make;
+	list_init(&a->w.link);
 	a->op.kind = ENGINE_READ;
 	a->op.ino = at.ino;
 	a->op.len = META_MAX;
@@ -198,10 +239,19 @@ static void sweep_next(void *arg, int res)
 {
 	struct sweep *s = arg;
 
-	if (res)
+	if (res == -EBUSY)
+		engine_log(s->e, ENGINE_LOG_WARNING,
+			   "params/%s/meta.json is open for writing in another program, so the "
+			   "parameter is not taken over: close it, then begin again",
+			   s->dirname);
+	else if (res == -EINVAL)
 		engine_log(s->e, ENGINE_LOG_WARNING,
 			   "params/%s/meta.json does not describe a parameter: it is left as it is",
 			   s->dirname);
+	else if (res)
+		engine_log(s->e, ENGINE_LOG_WARNING,
+			   "params/%s/meta.json: the parameter could not be taken over: %s",
+			   s->dirname, strerror(-res));
 	for (;;) {
 		s->dir = 0;
 		ns_readdir(s->e->c.ns, NS_ROOT, s->cookie, false, sweep_one, s);

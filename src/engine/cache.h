@@ -85,6 +85,7 @@ struct file {
 	bool held;	     /* part of an open or torn step: no commit takes it */
 	bool pinned;	     /* tier=ram: its blocks are never evicted */
 	bool touched;	     /* bytes changed through leases since the step began */
+	bool generated;	     /* a meta.json made on read: it has no data, for good */
 	uint64_t read_end;   /* of the last plain READ */
 	uint32_t read_ahead; /* block up to which plain READs were read ahead */
 	struct list changed_link;
@@ -253,6 +254,13 @@ void file_changed(struct cache *c, struct file *f);
 void file_hold(struct cache *c, struct file *f, bool held);	/* in or out of an open step */
 void slot_account(struct cache *c, struct file *f, uint32_t n); /* after a change: file.bytes */
 void file_publish(struct cache *c, struct file *f, bool touch);
+/*
+ * The directory gets its generated meta.json. If an ordinary file has the name, it becomes the
+ * generated one and loses its data: its size in the namespace, its blocks and its places go in one
+ * instant, so that a commit sees all of it or nothing. 1: a block of it is busy, `w` will be woken,
+ * ask again then. -EBUSY: it is open for writing.
+ */
+int file_make_meta(struct cache *c, uint64_t dir, struct waiter *w);
 
 /* Makes sure that a write of `len` bytes of this block has a place. 0, -EAGAIN (no room in the pool
  * as it is: space_wait), -EBUSY (the block is being written: block_wait). */

@@ -47,7 +47,8 @@ struct file *file_get(struct cache *c, uint64_t ino)
 	if (!f)
 		return NULL;
 	f->ino = ino;
-	f->size = a.size;
+	f->generated = a.flags & NS_GENERATED;
+	f->size = f->generated ? 0 : a.size;
 	list_init(&f->changed_link);
 	list_push_back(bucket(c, ino), &f->hash_link);
 	return f;
@@ -204,6 +205,46 @@ void slot_account(struct cache *c, struct file *f, uint32_t n)
 void file_publish(struct cache *c, struct file *f, bool touch)
 {
 	ns_publish(c->ns, f->ino, f->size, f->bytes, touch);
+}
+
+int file_make_meta(struct cache *c, uint64_t dir, struct waiter *w)
+{
+	struct ns_attr a;
+	struct file *f;
+	int r;
+
+	do {
+		f = NULL;
+		if (!ns_peek(c->ns, dir, NS_META_NAME, &a) && S_ISREG(a.mode) &&
+		    !(a.flags & NS_GENERATED)) {
+			struct block *b;
+
+			if (ns_open_writers(c->ns, a.ino))
+				return -EBUSY;
+			f = file_get(c, a.ino);
+			if (!f) {
+				if (ns_getattr(c->ns, a.ino, &a) == 0)
+					return -ENOMEM;
+				r = -EAGAIN; /* it has just been removed */
+				continue;
+			}
+			b = file_settle(f, 0, UINT32_MAX);
+			if (b) {
+				block_wait(b, w);
+				return 1;
+			}
+		}
+		r = ns_make_meta(c->ns, dir, f ? f->ino : 0);
+	} while (r == -EAGAIN); /* another file has just got the name */
+	if (r || !f)
+		return r;
+	cache_quiet(c);
+	file_holes(c, f, 0, UINT32_MAX, false);
+	f->size = 0;
+	f->generated = true;
+	file_changed(c, f);
+	cache_loud(c);
+	return 0;
 }
 
 /* ---- freed lists ---- */

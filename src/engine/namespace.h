@@ -25,6 +25,7 @@ struct ns;
 #define NS_LAST		   ((uint64_t)1 << 48) /* ... and stay below this */
 #define NS_FILE_MODE	   01777u /* the bits a file keeps: state is no program, so no set-ID bits */
 #define NS_NAME_MAX	   255
+#define NS_META_NAME	   "meta.json" /* of a parameter's directory */
 #define NS_XATTR_NAME_MAX  255
 #define NS_XATTR_VALUE_MAX 65536
 #define NS_FILE_SIZE_MAX   ((uint64_t)4 << 40) /* -EFBIG above */
@@ -141,9 +142,12 @@ void ns_grow(struct ns *ns, uint64_t ino, uint64_t size);
  * step, files {file name: {dtype, bytes}}, hyper (object) when set.
  */
 int ns_generate(struct ns *ns, uint64_t ino, char **out, size_t *len);
-/* Makes (or turns an ordinary file of that name into) the generated meta.json of directory `dir`.
+/*
+ * Makes the generated meta.json of directory `dir`, or turns the ordinary file `ino` of that name
+ * into it (0: there is none). -EAGAIN: it is not that one which is there now. -EBUSY: it is open for
+ * writing. For file_make_meta() (cache.h), which takes the file's data away in the same instant.
  */
-int ns_make_meta(struct ns *ns, uint64_t dir);
+int ns_make_meta(struct ns *ns, uint64_t dir, uint64_t ino);
 
 struct ns_counts {
 	uint64_t files, dirs, bytes; /* sum of sizes */

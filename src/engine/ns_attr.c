@@ -3,6 +3,7 @@
  * ns_attr.c - attributes, open handles, and what sessions mark on inodes.
  *
  * A registered file pins every directory above it, so that its path holds for the session's life.
+ * A generated file has no data, so neither size nor bytes can be published for it.
  * Any thread, except ns_publish(): loop thread.
  */
 #include "engine/ns_impl.h"
@@ -55,7 +56,7 @@ void ns_grow(struct ns *ns, uint64_t ino, uint64_t size)
 
 	pthread_mutex_lock(&ns->lock);
 	i = ns_find_locked(ns, ino);
-	if (i && !ns_is_dir(i)) {
+	if (i && !ns_is_dir(i) && !(i->flags & NS_GENERATED)) {
 		if (size > i->size)
 			set_size_locked(ns, i, size);
 		i->mtime = i->ctime = ns_now();
@@ -70,7 +71,7 @@ void ns_publish(struct ns *ns, uint64_t ino, uint64_t size, uint64_t bytes, bool
 
 	pthread_mutex_lock(&ns->lock);
 	i = ns_find_locked(ns, ino);
-	if (!i || ns_is_dir(i))
+	if (!i || ns_is_dir(i) || i->flags & NS_GENERATED)
 		goto out_unlock;
 	if (size != UINT64_MAX && size != i->size)
 		set_size_locked(ns, i, size);

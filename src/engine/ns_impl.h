@@ -18,7 +18,6 @@
 #include "engine/namespace.h"
 #include "engine/u64map.h"
 
-#define NS_META_NAME	"meta.json"
 #define NS_STORED_FLAGS ((uint32_t)NS_GENERATED) /* the flags that the catalog keeps */
 #define NS_FIRST_COOKIE ((uint64_t)16)		 /* below: the caller's, for "." and ".." */
 #define NS_XATTR_TOTAL	((size_t)1 << 20)	 /* names and values of one inode, bytes */

@@ -301,7 +301,7 @@ int ns_generate(struct ns *ns, uint64_t ino, char **out, size_t *len)
 	return res;
 }
 
-int ns_make_meta(struct ns *ns, uint64_t dir)
+int ns_make_meta(struct ns *ns, uint64_t dir, uint64_t ino)
 {
 	struct ns_inode *d, *i = NULL, *made = NULL;
 	char *name = strdup(NS_META_NAME);
@@ -319,6 +319,9 @@ int ns_make_meta(struct ns *ns, uint64_t dir)
 	if (i) {
 		res = -EISDIR;
 		if (ns_is_dir(i))
+			goto out_unlock;
+		res = -EAGAIN;
+		if (!(i->flags & NS_GENERATED) && i->ino != ino)
 			goto out_unlock;
 		res = -EBUSY;
 		if (i->writers || i->flags & NS_REGISTERED)

@@ -127,20 +127,20 @@ static uint64_t remove_one(struct ns *ns, struct ns_inode *i, struct timespec no
 	return ns_drop_locked(ns, i);
 }
 
-/* A generated meta.json has no data, so nobody needs to be told that it has gone. */
-static uint64_t remove_inode(struct ns *ns, struct ns_inode *i, struct timespec now)
+/* With the generated meta.json that a directory may have: it may have been an ordinary file, and what
+ * its data took is not free before it has gone. gone[]: for ns_gone(). */
+static void remove_inode(struct ns *ns, struct ns_inode *i, struct timespec now, uint64_t gone[2])
 {
 	struct ns_inode *meta = ns_is_dir(i) ? only_meta(ns, i) : NULL;
 
-	if (meta)
-		remove_one(ns, meta, now);
-	return remove_one(ns, i, now);
+	gone[0] = meta ? remove_one(ns, meta, now) : 0;
+	gone[1] = remove_one(ns, i, now);
 }
 
 static int remove_name(struct ns *ns, uint64_t parent, const char *name, bool want_dir)
 {
 	struct ns_inode *dir, *i;
-	uint64_t gone = 0;
+	uint64_t gone[2] = {0};
 	struct timespec now = ns_now();
 	int res;
 
@@ -157,11 +157,12 @@ static int remove_name(struct ns *ns, uint64_t parent, const char *name, bool wa
 	res = ns_dead_reserve_locked(ns, 2);
 	if (res < 0)
 		goto out_unlock;
-	gone = remove_inode(ns, i, now);
+	remove_inode(ns, i, now, gone);
 	touch(ns, dir, now);
 out_unlock:
 	pthread_mutex_unlock(&ns->lock);
-	ns_gone(ns, gone);
+	ns_gone(ns, gone[0]);
+	ns_gone(ns, gone[1]);
 	return res;
 }
 
@@ -205,7 +206,7 @@ int ns_rename(struct ns *ns, uint64_t parent, const char *name, uint64_t newpare
 	struct timespec now = ns_now();
 	struct ns_inode *from, *to, *i, *old;
 	char *own_name = strdup(newname);
-	uint64_t gone = 0, cookie = 0;
+	uint64_t gone[2] = {0}, cookie = 0;
 	int res;
 
 	pthread_mutex_lock(&ns->lock);
@@ -239,7 +240,7 @@ int ns_rename(struct ns *ns, uint64_t parent, const char *name, uint64_t newpare
 	ns_unlink_locked(ns, i);
 	if (old) {
 		cookie = old->cookie;
-		gone = remove_inode(ns, old, now);
+		remove_inode(ns, old, now, gone);
 	}
 	ns_link_locked(ns, to, i, own_name, cookie);
 	own_name = NULL;
@@ -251,6 +252,7 @@ int ns_rename(struct ns *ns, uint64_t parent, const char *name, uint64_t newpare
 out_unlock:
 	pthread_mutex_unlock(&ns->lock);
 	free(own_name);
-	ns_gone(ns, gone);
+	ns_gone(ns, gone[0]);
+	ns_gone(ns, gone[1]);
 	return res;
 }

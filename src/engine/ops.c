@@ -229,6 +229,8 @@ static int refuse_change(const struct engine *e, const struct file *f, uint64_t 
 		return -ESTALE;
 	if (e->c.readonly)
 		return -EROFS;
+	if (f->generated)
+		return -EACCES;
 	if (f->session || f->held)
 		return -EBUSY;
 	return end > file_size_max(&e->c) ? -EFBIG : 0;
@@ -276,6 +278,10 @@ static void truncate_resume(struct op_run *r)
 	uint32_t n = (uint32_t)(size / c->block);
 	bool cut = size < f->size;
 
+	if (f->generated) { /* since it began to wait */
+		op_end(r->op, -EACCES);
+		return;
+	}
 	if (cut && wait_busy(r, n, UINT32_MAX))
 		return;
 	cache_quiet(c); /* a commit sees all of it or nothing */
@@ -385,9 +391,14 @@ void ops_drop_file(struct engine *e, uint64_t ino)
 {
 	struct file *f = file_find(&e->c, ino);
 	struct op_run *r = f ? run_new(e, NULL, 0) : NULL;
+	struct ns_attr a;
 
 	if (!r)
 		return;
+	if (ns_getattr(e->c.ns, ino, &a) == 0) { /* a rollback of everything has brought it back */
+		run_free(r);
+		return;
+	}
 	r->f = f;
 	r->resume = drop_resume;
 	drop_resume(r);
@@ -402,9 +413,9 @@ static void allocate_resume(struct op_run *r)
 	struct engine_op *op = r->op;
 	uint64_t size = max_u64(f->size, op->arg ? 0 : op->off + op->len);
 	uint64_t first = op->off / c->block;
-	int res = 0;
+	int res = f->generated ? -EACCES : 0;
 
-	for (; r->pos * c->block < r->end; r->pos++) {
+	for (; !res && r->pos * c->block < r->end; r->pos++) {
 		struct slot *s = file_slot_make(c, f, (uint32_t)r->pos);
 		uint64_t left = r->end - r->pos * c->block;
 		uint32_t len =

@@ -71,10 +71,10 @@ static int set_attrs(struct reg *r, struct entry *e)
 		x = ns_set_moment(ns, e->ino[k], file, 5);
 	}
 	if (!x)
-		x = ns_make_meta(ns, e->dir);
-	return x ? reg_error(r, x, "parameter %s: its attributes cannot be set: %s", e->label,
-			     strerror(-x))
-		 : 0;
+		x = file_make_meta(&r->s->e->c, e->dir, &r->w);
+	return x < 0 ? reg_error(r, x, "parameter %s: its attributes cannot be set: %s", e->label,
+				 strerror(-x))
+		     : x;
 }
 
 /* True: a block of the file is busy, the waiter will be woken. */
@@ -168,6 +168,11 @@ static int make(struct reg *r)
 		}
 		if (!x && !s->readonly && !was)
 			x = set_attrs(r, e);
+		if (x == 1) { /* somebody was quick to make a meta.json in the new directory */
+			list_remove(&r->w.link);
+			x = reg_error(r, -EBUSY, "params/%s/meta.json is in use by another program",
+				      e->dirname);
+		}
 		if (x)
 			return x;
 	}
@@ -411,6 +416,16 @@ static int fresh(struct reg *r)
 	struct ns_attr a;
 	int x = 0;
 
+	for (uint32_t i = 0; i < r->n; i++) {
+		x = r->e[i].made ? 0 : file_make_meta(c, r->e[i].dir, &r->w);
+		if (x < 0)
+			reg_error(r, x, "params/%s/meta.json cannot become the parameter's: %s%s",
+				  r->e[i].dirname, strerror(-x),
+				  x == -EBUSY ? " (it is open for writing in another program: close it first)"
+					      : "");
+		if (x)
+			return x;
+	}
 	for (uint32_t i = 0; i < r->n; i++) {
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			if (r->e[i].f[k] && wait_idle(r, r->e[i].f[k]))

@@ -563,7 +563,7 @@ static inline void random_change(struct fixture *fx, uint64_t *rng)
 		break;
 	case 11:
 		if (dir != NS_ROOT)
-			ns_make_meta(fx->ns, dir);
+			ns_make_meta(fx->ns, dir, 0);
 		break;
 	}
 }

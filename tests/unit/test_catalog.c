@@ -155,7 +155,7 @@ static void everything_comes_back(void **state)
 	big = mkfile(fx, d, "big");
 	fill(fx, big, 1 << 30, NULL);
 	ns_publish(fx->ns, big, NS_FILE_SIZE_MAX, UINT64_MAX, true);
-	assert_int_equal(ns_make_meta(fx->ns, d), 0);
+	assert_int_equal(ns_make_meta(fx->ns, d, 0), 0);
 	before = dump(fx);
 	assert_int_equal(fx_commit(fx, 41), 0);
 	fx_reopen(fx);
