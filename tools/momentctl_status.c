@@ -52,7 +52,12 @@ static void print_commit(struct ctl_json *j)
 	puts(is_true(j, "$.commit.running") ? ", one is running" : "");
 	error = ctl_json_get(j, "$.commit.error");
 	if (*error)
-		printf("         the last one FAILED: %s\n", error);
+		printf("         FAILED %s in a row, for %s s: %s: %s\n",
+		       ctl_json_get(j, "$.commit.failures"),
+		       ctl_json_get(j, "$.commit.failing_seconds"),
+		       ctl_json_get(j, "$.commit.cause"), error);
+	if (is_true(j, "$.commit.steps_refused"))
+		puts("         no step begins before a commit succeeds");
 }
 
 static void print_ram(struct ctl_json *j)

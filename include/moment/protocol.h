@@ -224,7 +224,8 @@ struct moment_prefetch {
 };
 
 /* PRE_STEP: step is a label (the optimizer's step number, or what the trainer likes; need not
- * grow). -EBUSY: a step is open. -EROFS. -EIO: a write error is not cured yet. */
+ * grow). -EBUSY: a step is open. -EROFS. -EIO: a write error is not cured yet. When commits have been
+ * failing a commit is tried first, and if it fails the step does not begin: its error, with a text. */
 struct moment_pre_step {
 	struct moment_msg h;
 	uint64_t step;

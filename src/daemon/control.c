@@ -304,7 +304,10 @@ static bool finish_step(struct request *r, int64_t res)
 	if (res >= 0)
 		return step_next(r);
 	control_begin(r->d, "step");
-	if (res == -EBUSY)
+	if (r->op.text)
+		control_end(r->d, (int)res, "step %" PRIu64 " is not begun, it could not be stored: %s",
+			    r->op.arg, r->op.text);
+	else if (res == -EBUSY)
 		control_end(r->d, -EBUSY, "step: %s %" PRIu64 ": another step is open", word,
 			    r->op.arg);
 	else if (res == -EINVAL)

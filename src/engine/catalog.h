@@ -79,6 +79,8 @@ struct extent *catalog_txn_map_get(struct catalog_txn *t, uint64_t ino, uint32_t
 bool catalog_txn_has(const struct catalog_txn *t,
 		     uint64_t ino); /* this inode's row is in the transaction */
 uint64_t catalog_txn_seq(const struct catalog_txn *t);
+/* After catalog_commit() has failed: the inode whose row it could not accept, or 0. */
+uint64_t catalog_txn_blame(const struct catalog_txn *t);
 
 int catalog_commit(struct catalog *c, struct catalog_txn *t);
 /*

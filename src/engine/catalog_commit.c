@@ -49,6 +49,7 @@ struct catalog_txn {
 	uint64_t *dead; /* rows to delete */
 	size_t n_dead;
 	size_t n_dead_seen; /* so many of ns->dead are dealt with when this succeeds */
+	uint64_t blame;	    /* the inode at which writing failed, or 0 */
 	struct cat_meta meta;
 };
 
@@ -254,6 +255,11 @@ uint64_t catalog_txn_seq(const struct catalog_txn *t)
 	return t->meta.m.commit_seq;
 }
 
+uint64_t catalog_txn_blame(const struct catalog_txn *t)
+{
+	return t->blame;
+}
+
 /* --- writing -------------------------------------------------------------------------------- */
 
 /* Runs an UPDATE or INSERT that must hit one row. */
@@ -388,8 +394,11 @@ static int write_txn(struct catalog *c, struct catalog_txn *t, bool *tried)
 		if (!res)
 			res = cat_run(c->st[ST_XATTR_DELETE]);
 	}
-	for (size_t n = 0; !res && n < t->n_sorted; n++)
+	for (size_t n = 0; !res && n < t->n_sorted; n++) {
 		res = write_change(c, t->sorted[n]);
+		if (res == -EUCLEAN || res == -EFBIG)
+			t->blame = t->sorted[n]->after->ino;
+	}
 	if (!res)
 		res = write_meta(c, &t->meta);
 	if (!res) {
@@ -430,6 +439,7 @@ static int prepare(struct catalog *c, struct catalog_txn *t)
 		struct cat_row *after = ch->after;
 
 		t->sorted[t->n_sorted++] = ch;
+		t->blame = after->ino;
 		if (!ch->is_new)
 			t->meta.sum -= cat_hash_row(u64map_get(&c->rows, after->ino));
 		else
@@ -464,6 +474,7 @@ static int prepare(struct catalog *c, struct catalog_txn *t)
 	for (size_t d = 0; d < t->n_dead; d++)
 		t->meta.sum -= cat_hash_row(u64map_get(&c->rows, t->dead[d]));
 	t->meta.inodes -= t->n_dead;
+	t->blame = 0;
 	qsort(t->sorted, t->n_sorted, sizeof(struct change *), by_number);
 	return 0;
 }

@@ -24,7 +24,9 @@ struct commit {
 	struct catalog_txn *txn;
 	uint64_t seq, step;
 	unsigned int pending; /* frozen blocks, and one for `again` */
-	int res;
+	int res; /* its first failure; with the file, or 0, and a word for it: */
+	uint64_t res_ino;
+	const char *res_what;
 	uint64_t start_ns, bytes;
 	bool full; /* no file was held back */
 	bool lost; /* its sync failed */
@@ -49,6 +51,16 @@ struct commit {
 
 static void timer_fire(struct loop_timer *t);
 static void again_done(struct unsure_run *u);
+
+/* The commit under way will fail: the first reason counts. */
+static void fails(struct commit *m, int res, uint64_t ino, const char *what)
+{
+	if (!res || m->res)
+		return;
+	m->res = res;
+	m->res_ino = ino;
+	m->res_what = what;
+}
 
 static void tell(struct list *waiters, int res)
 {
@@ -178,19 +190,27 @@ static void undo(struct commit *m)
 	m->frees.n = 0;
 }
 
-static void finish(struct commit *m, int res)
+static void failed(struct commit *m)
+{
+	commit_info_failed(&m->info, m->c->ns, m->res, m->again.lost, m->res_ino, m->res_what);
+}
+
+static void finish(struct commit *m)
 {
 	struct cache *c = m->c;
 	struct list waiting, idle;
+	int res = m->res;
 
 	if (res) {
 		undo(m);
+		failed(m);
 		if (m->lost)
 			unsure_mark(c, m->seq);
 	} else {
 		struct timespec now;
 
 		clock_gettime(CLOCK_REALTIME, &now);
+		commit_info_well(&m->info);
 		m->committed = m->step;
 		TRACE(c, "commit", 0, m->seq, m->bytes);
 		m->info.seq = m->seq;
@@ -204,7 +224,6 @@ static void finish(struct commit *m, int res)
 			freed_release(c, &m->frees.v[i]);
 		m->frees.n = 0;
 	}
-	m->info.error = res;
 	m->info.full = m->full;
 	catalog_txn_end(c->cat, m->txn, res);
 	m->txn = NULL;
@@ -236,7 +255,8 @@ static void record_run(struct loop_work *w)
 {
 	struct commit *m = container_of(w, struct commit, record);
 
-	m->res = catalog_commit(m->c->cat, m->txn);
+	fails(m, catalog_commit(m->c->cat, m->txn), catalog_txn_blame(m->txn),
+	      "the catalog could not be written");
 	if (!m->res)
 		pool_write_super(m->c->pool, m->seq); /* a hint: its failure loses nothing */
 }
@@ -246,8 +266,8 @@ static void record_done(struct loop_work *w)
 	struct commit *m = container_of(w, struct commit, record);
 
 	if (m->res)
-		m->c->report(m->c->arg, m->res, 0, 0, 0, "the catalog could not be written");
-	finish(m, m->res);
+		m->c->report(m->c->arg, m->res, m->res_ino, 0, 0, m->res_what);
+	finish(m);
 }
 
 static void record(struct commit *m)
@@ -264,7 +284,8 @@ static void sync_done(struct io_op *io)
 	if (io->res) {
 		m->c->report(m->c->arg, io->res, 0, 0, 0, "fdatasync of the pool failed");
 		m->lost = true;
-		finish(m, io->res);
+		fails(m, io->res, 0, "fdatasync of the pool failed");
+		finish(m);
 		return;
 	}
 	record(m);
@@ -273,7 +294,7 @@ static void sync_done(struct io_op *io)
 static void written(struct commit *m)
 {
 	if (m->res) {
-		finish(m, m->res);
+		finish(m);
 		return;
 	}
 	m->sync = (struct io_op){.kind = IO_SYNC, .done = sync_done};
@@ -288,8 +309,7 @@ void commit_block_done(struct cache *c, struct block *b, int res)
 	assert(m->running && b->frozen && m->pending);
 	b->frozen = false;
 	if (res) {
-		if (!m->res)
-			m->res = res;
+		fails(m, res, b->f->ino, "a block could not be written");
 	} else {
 		struct slot *s = file_slot(b->f, b->n);
 		uint32_t n;
@@ -308,8 +328,7 @@ static void again_done(struct unsure_run *u)
 {
 	struct commit *m = container_of(u, struct commit, again);
 
-	if (!m->res)
-		m->res = u->res;
+	fails(m, u->res, u->res_ino, u->res_what);
 	m->bytes += u->bytes;
 	if (--m->pending == 0)
 		written(m);
@@ -419,7 +438,10 @@ void commit_start(struct cache *c)
 			   &changed);
 	if (r) {
 		c->report(c->arg, r, 0, 0, 0, "a commit could not begin");
-		m->info.error = r;
+		m->res = 0;
+		m->again.lost = false;
+		fails(m, r, 0, "a commit could not begin");
+		failed(m);
 		tell(&m->waiting, r);
 		return;
 	}
@@ -444,8 +466,7 @@ void commit_start(struct cache *c)
 		 * What was frozen counts; one removed since then still has its row. */
 		if (r == -ENOENT && removed(c, f))
 			continue;
-		if (r && !m->res)
-			m->res = r;
+		fails(m, r, f->ino, "its block map could not be taken");
 		changed = true;
 	}
 	if (!changed && m->committed == m->step) {
@@ -461,7 +482,7 @@ void commit_start(struct cache *c)
 		if (m->full)
 			m->last_full_ns = m->start_ns;
 		if (!c->error_blocks && m->full)
-			m->info.error = 0;
+			commit_info_well(&m->info);
 		tell(&m->waiting, 0);
 		space_wake(c);
 		return;
@@ -521,6 +542,11 @@ void commit_maybe(struct cache *c)
 	if (m->seconds >= 0 &&
 	    loop_now_ns() - m->last_full_ns >= (uint64_t)m->seconds * 1000000000ull)
 		commit_start(c);
+}
+
+bool commit_stalled(const struct cache *c)
+{
+	return commit_info_stalled(&c->commit->info, c->commit->seconds);
 }
 
 void commit_set_boundary(struct cache *c, uint64_t step)

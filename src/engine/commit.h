@@ -13,7 +13,8 @@
  *	free	the places that only the previous commit referred to may be reused
  *
  * If any of it fails, the previous commit stays, everything is still dirty, and the next commit
- * takes it again.
+ * takes it again. Who asked for it is told; who only steps would go on into nothing: so when commits
+ * keep failing (commit_stalled) no step begins before one has succeeded.
  */
 #ifndef ENGINE_COMMIT_H
 #define ENGINE_COMMIT_H
@@ -35,6 +36,10 @@ struct commit_info {
 	bool running;
 	bool full; /* the last one that ended left no file out for an open step */
 	int error; /* of the last one, 0 when it succeeded */
+	unsigned int failures; /* in a row */
+	uint64_t failing_ns;   /* loop_now_ns() at the first of them */
+	bool hopeless;	       /* waiting does not cure it */
+	char cause[320];       /* of the last one: what failed, of which file */
 };
 
 int commit_init(struct cache *c, int seconds);
@@ -69,6 +74,20 @@ void commit_unblock(struct cache *c);
 bool commit_blocked(const struct cache *c);
 void commit_timer_start(struct cache *c);
 void commit_stop(struct cache *c); /* no commit starts any more */
+/*
+ * Steps must not go on: the last commit failed for a cause that waiting does not cure, or
+ * COMMIT_PATIENCE in a row have failed, over commit=SECONDS at least (a full disk, a sick drive). Who
+ * wants to begin a step asks for a commit first then, so that a cure is noticed by itself.
+ */
+#define COMMIT_PATIENCE 3u
+bool commit_stalled(const struct cache *c);
+/* For people: what fails, since when, what is stored, what to do. */
+void commit_explain(const struct cache *c, char *buf, size_t len);
+/* commit_fails.c, for commit.c. `lost`: bytes that it would have to store are nowhere any more. */
+void commit_info_failed(struct commit_info *i, struct ns *ns, int err, bool lost, uint64_t ino,
+			const char *what);
+void commit_info_well(struct commit_info *i);
+bool commit_info_stalled(const struct commit_info *i, int seconds);
 /* Call at a boundary: starts a commit if commit=SECONDS says it is due. */
 void commit_maybe(struct cache *c);
 void commit_get_info(const struct cache *c, struct commit_info *i);

@@ -126,7 +126,8 @@ enum engine_op_kind {
 			unmount) */
 	ENGINE_PREFETCH,   /* ino off len: a hint; completes at once */
 	ENGINE_STEP_BEGIN, /* arg: step. A plain bracket (.moment/step): until the end no commit
-			      takes anything plain. -EBUSY */
+			      takes anything plain. -EBUSY. When commits have been failing: that
+			      commit's error, with a text */
 	ENGINE_STEP_END,   /* arg: step; -EINVAL if another one is open */
 	ENGINE_ROLLBACK,   /* everything back to the last commit; -EBUSY while anything is open for
 			      writing or a live session has a step open */
@@ -154,6 +155,7 @@ struct engine_op {
 	 * but `data` is used until done(). On the loop thread, before done(), and not always. */
 	void (*accepted)(struct engine_op *);
 	int64_t res;
+	const char *text; /* an error's, for people, or NULL; valid in done() */
 	struct {
 		uint64_t resident, dirty, bytes;
 	} out;

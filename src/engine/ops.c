@@ -543,14 +543,46 @@ static void op_sync(struct engine *e, struct engine_op *op)
 	commit_request(c, &r->cw);
 }
 
+static void op_step(struct engine *e, struct engine_op *op);
+
+/* The commit that was to show whether steps may go on. */
+static void step_tried(struct commit_wait *w, int res)
+{
+	struct op_run *r = container_of(w, struct op_run, cw);
+	struct engine *e = r->e;
+	struct engine_op *op = r->op;
+	char why[768];
+
+	if (!res) {
+		run_free(r);
+		op->run = NULL;
+		op_step(e, op);
+		return;
+	}
+	commit_explain(&e->c, why, sizeof(why));
+	op->text = why;
+	op_end(op, res);
+}
+
 static void op_step(struct engine *e, struct engine_op *op)
 {
 	struct cache *c = &e->c;
+	struct op_run *r;
 
 	if (op->kind == ENGINE_STEP_BEGIN) {
 		if (c->readonly || e->open_step != STEP_NONE || e->torn || e->reverting ||
 		    e->writer) {
 			op_end(op, c->readonly ? -EROFS : -EBUSY);
+			return;
+		}
+		if (commit_stalled(c)) {
+			r = run_new(e, op, 0);
+			if (!r) {
+				op_end(op, -ENOMEM);
+				return;
+			}
+			r->cw.done = step_tried;
+			commit_request(c, &r->cw);
 			return;
 		}
 		e->open_step = op->arg;
@@ -708,6 +740,7 @@ void engine_submit(struct engine *e, struct engine_op *op)
 	op->id = atomic_fetch_add(&e->next_id, 1) + 1;
 	op->e = e;
 	op->run = NULL;
+	op->text = NULL;
 	op->task.run = op_start;
 	loop_post(e->loop, &op->task);
 }

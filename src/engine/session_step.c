@@ -124,6 +124,45 @@ static void hold_dirs(struct session *s, bool held)
 			ns_hold(s->e->c.ns, s->params[i].dir, held);
 }
 
+/* A PRE_STEP that waits for a commit: commits have been failing. */
+struct pre_msg {
+	struct commit_wait w;
+	struct session *s;
+	struct moment_pre_step m;
+};
+
+static void pre_step_tried(struct commit_wait *w, int res)
+{
+	struct pre_msg *p = container_of(w, struct pre_msg, w);
+	struct session *s = p->s;
+	char why[768];
+
+	if (session_busy_end(s)) {
+		if (!res) {
+			session_pre_step(s, &p->m.h);
+		} else {
+			commit_explain(&s->e->c, why, sizeof(why));
+			session_error(s, &p->m.h, res, "step %llu is not begun, it could not be stored: %s",
+				      (unsigned long long)p->m.step, why);
+		}
+	}
+	free(p);
+}
+
+static void pre_step_try(struct session *s, const struct moment_pre_step *m)
+{
+	struct pre_msg *p = calloc(1, sizeof(*p));
+
+	if (!p) {
+		session_error(s, &m->h, -ENOMEM, "pre_step: out of memory");
+		return;
+	}
+	*p = (struct pre_msg){.s = s, .m = *m, .w.done = pre_step_tried};
+	list_init(&p->w.link);
+	session_busy_begin(s);
+	commit_request(&s->e->c, &p->w);
+}
+
 void session_pre_step(struct session *s, const struct moment_msg *msg)
 {
 	const struct moment_pre_step *m = (const struct moment_pre_step *)msg;
@@ -151,6 +190,10 @@ void session_pre_step(struct session *s, const struct moment_msg *msg)
 	}
 	if (m->step == STEP_NONE) {
 		session_error(s, msg, -EINVAL, "not a step number");
+		return;
+	}
+	if (commit_stalled(c)) {
+		pre_step_try(s, m);
 		return;
 	}
 	TRACE(c, "step", 0, m->step, 0);

@@ -170,6 +170,14 @@ static void collect(void *arg)
 		status_string(f, strerror(-g.ci.error));
 	else
 		fputs("null", f);
+	fprintf(f, ",\"failures\":%u,\"failing_seconds\":%.1f,\"steps_refused\":%s,\"cause\":",
+		g.ci.failures,
+		g.ci.failures ? (double)(loop_now_ns() - g.ci.failing_ns) / 1e9 : 0.0,
+		commit_stalled(c) ? "true" : "false");
+	if (g.ci.failures)
+		status_string(f, g.ci.cause);
+	else
+		fputs("null", f);
 	fprintf(f, ",\"interval_seconds\":%d}", e->opts.commit_seconds);
 	fputs(",\"step\":{", f);
 	put_step(f, "committed", g.ci.step);
@@ -258,6 +266,8 @@ static void collect_stats(void *arg)
 	       (double)c->error_blocks);
 	metric(f, "commits_total", "counter", "Durable commits since the mount.",
 	       (double)g.ci.count);
+	metric(f, "commit_failures", "gauge", "Commits that have failed in a row.",
+	       (double)g.ci.failures);
 	metric(f, "commit_last_seconds", "gauge", "Duration of the last commit.",
 	       (double)g.ci.last_ns / 1e9);
 	metric(f, "commit_time_seconds", "gauge",

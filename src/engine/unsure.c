@@ -104,8 +104,11 @@ static void place_done(struct unsure_run *u, int res, const char *what)
 	struct slot *s = f ? file_slot(f, p->n) : NULL;
 
 	if (res) {
-		if (!u->res)
+		if (!u->res) {
 			u->res = res;
+			u->res_ino = p->ino;
+			u->res_what = what;
+		}
 		u->c->report(u->c->arg, res, p->ino, (uint64_t)p->n * u->c->block, p->e.valid,
 			     what);
 	} else {
@@ -148,6 +151,7 @@ static void hash_done(struct loop_work *w)
 		return;
 	}
 	u->c->stats.checksum_errors++;
+	u->lost = true;
 	place_done(u, -EIO, "lost by a failed fdatasync");
 }
 
@@ -181,6 +185,9 @@ void unsure_start(struct unsure_run *u)
 {
 	u->i = 0;
 	u->res = 0;
+	u->res_ino = 0;
+	u->res_what = "no memory to write again what a failed fdatasync left unsure";
+	u->lost = false;
 	u->bytes = 0;
 	if (u->n && posix_memalign(&u->buf, MOMENT_UNIT, u->c->block)) {
 		u->buf = NULL;

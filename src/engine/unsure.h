@@ -34,6 +34,9 @@ struct unsure_run {
 	struct io_op io;
 	struct loop_work work;
 	int res; /* the first error; it goes on with the others all the same */
+	uint64_t res_ino;
+	const char *res_what;
+	bool lost; /* bytes of a block are nowhere any more */
 	void (*done)(struct unsure_run *u);
 };
 

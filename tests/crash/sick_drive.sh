@@ -86,3 +86,25 @@ unset MOMENT_FAULTS
 start_momentfs "$back/c" "$mnt" ram=4M
 cmp "$tmp/want" "$mnt/params/after" || fail "what fsync said was stored is not"
 stop_momentfs "$mnt"
+
+# --- writes succeed, and no commit: whoever steps is stopped, by whichever way, and goes on by himself after the cure ---
+export MOMENT_FAULTS="sync.error=EIO:1,file=$sick"
+start_momentfs "$back/d" "$mnt" ram=4M,block=64K,commit=off
+timeout 60 "$train" --mount "$mnt" --data session --steps 5 --commit 1 2>"$tmp/err" || { cat "$tmp/err" >&2; fail "five steps: $?"; }
+touch "$sick"
+for data in session mmap; do
+	echo x >"$mnt/params/p.$data"
+	for i in 1 2 3; do expect_failure 'error' "$MOMENTCTL" commit "$mnt"; done
+	rc=0
+	timeout 60 "$train" --mount "$mnt" --data "$data" --steps 9 --commit 100 2>"$tmp/err" || rc=$?
+	assert_eq "$rc" 3 "training by $data where no commit succeeds"
+	grep -q 'step 6.*commits failed.*fdatasync.*step 5' "$tmp/err" || fail "the trainer is not told by $data: $(cat "$tmp/err")"
+	"$MOMENTCTL" status "$mnt" >"$tmp/status"
+	grep -q 'no step begins before a commit succeeds' "$tmp/status" || fail "status does not say it: $(cat "$tmp/status")"
+done
+expect_failure 'error' bash -c "echo begin 77 >'$mnt/.moment/step'"
+rm "$sick"
+echo begin 77 >"$mnt/.moment/step" || fail "a bracket does not begin after the cure"
+echo end 77 >"$mnt/.moment/step"
+"$MOMENTCTL" commit "$mnt"
+stop_momentfs "$mnt"
