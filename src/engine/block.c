@@ -124,7 +124,8 @@ void block_drop(struct block *b)
 
 /* ---- many blocks of a file ---- */
 
-struct block *file_settle(struct file *f, uint32_t n, uint32_t stop)
+/* What is only queued to be written is not to be any more, what a commit waits for is written now. */
+static struct block *first_busy(struct file *f, uint32_t n, uint32_t stop)
 {
 	struct slot *s;
 
@@ -143,11 +144,22 @@ struct block *file_settle(struct file *f, uint32_t n, uint32_t stop)
 	return NULL;
 }
 
+bool file_settle(struct cache *c, struct file *f, uint32_t n, uint32_t stop, struct waiter *w)
+{
+	struct block *b;
+
+	assert(c->quiet);
+	b = first_busy(f, n, stop);
+	if (b)
+		block_wait(b, w);
+	return !b;
+}
+
 void file_holes(struct cache *c, struct file *f, uint32_t n, uint32_t stop, bool keep)
 {
 	struct slot *s;
 
-	cache_quiet(c);
+	assert(c->quiet);
 	for (; (s = file_slot_next(f, &n)) && n < stop; n++) {
 		if (s->b)
 			block_drop(s->b);
@@ -157,7 +169,6 @@ void file_holes(struct cache *c, struct file *f, uint32_t n, uint32_t stop, bool
 		slot_trim(c, s);
 		slot_account(c, f, n);
 	}
-	cache_loud(c);
 }
 
 void file_unkeep(struct cache *c, struct file *f, uint32_t n)

@@ -543,9 +543,10 @@ void cache_get(struct cache *c, struct get *g)
 bool cache_get_cancel(struct cache *c, struct get *g)
 {
 	(void)c;
-	if (g->pinned || !list_linked(&g->link))
+	if (g->pinned || !(list_linked(&g->link) || list_linked(&g->w.link)))
 		return false;
 	list_remove(&g->link);
+	list_remove(&g->w.link);
 	return true;
 }
 

@@ -304,12 +304,17 @@ uint32_t block_write_len(const struct block *b); /* bytes that a write-back writ
 struct block *block_new(struct cache *c, struct file *f, struct slot *s, uint32_t n);
 void block_remove(struct block *b, bool evicted); /* nobody uses or awaits it */
 /*
- * Of blocks n .. stop - 1: what is only queued to be written is not to be any more, what a commit
- * waits for is written now. The first that is busy all the same, to be waited for; NULL: all are
- * idle.
+ * To drop blocks they must be idle, and stay so until they are dropped. So both happen in one quiet
+ * section (cache_quiet() .. cache_loud()), in which nothing starts: file_settle() looks, and what
+ * it found holds until cache_loud(). Whoever has to wait for a block leaves the section, and looks
+ * at everything again when woken.
+ *
+ * True: blocks n .. stop - 1 are idle. What was only queued to be written is not any more, what a
+ * commit waits for is written now. False: one is busy all the same; `w` is woken when it has
+ * changed.
  */
-struct block *file_settle(struct file *f, uint32_t n, uint32_t stop);
-/* Blocks n .. stop - 1, all idle, become holes; with `keep` they keep their places. */
+bool file_settle(struct cache *c, struct file *f, uint32_t n, uint32_t stop, struct waiter *w);
+/* Blocks n .. stop - 1, settled, become holes; with `keep` they keep their places. */
 void file_holes(struct cache *c, struct file *f, uint32_t n, uint32_t stop, bool keep);
 void file_unkeep(struct cache *c, struct file *f,
 		 uint32_t n); /* from block n on, no second place any more */
@@ -317,9 +322,9 @@ void file_unkeep(struct cache *c, struct file *f,
 /* ---- cache.c: who gets blocks ---- */
 /* Asks for blocks; done() runs on the loop thread, maybe at once. All or nothing. */
 void cache_get(struct cache *c, struct get *g);
-bool cache_get_cancel(
-	struct cache *c,
-	struct get *g); /* true: it was waiting for memory, done() will not be called */
+/* True: it was waiting for memory, or for a block that must move to grow; done() will not be called.
+ */
+bool cache_get_cancel(struct cache *c, struct get *g);
 /*
  * The writer will fill what it was granted and nothing can keep it from it: from here on the block
  * counts as written, for reads, commits and the file's size on disk; they wait for cache_put().

@@ -525,6 +525,8 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
 	list_init(&e->parked);
 	list_init(&e->after);
 	list_init(&e->runs);
+	list_init(&e->patience);
+	list_init(&e->patience_timer.link);
 	list_init(&e->loaded);
 	c->readonly = opts->readonly;
 	c->report = report;

@@ -33,6 +33,17 @@ struct scrub {
 	struct scrub_run *run;
 };
 
+/* Somebody who waits for a block, but not for ever if it is a lease that it waits for: patience.c.
+ */
+struct patience {
+	struct list link; /* in engine.patience */
+	uint64_t until_ns;
+	struct file *f;
+	struct waiter *w; /* linked while it waits */
+	/* The session keeps a block of the file. False: it is something else that is waited for. */
+	bool (*give_up)(struct patience *p, const struct session *by);
+};
+
 struct engine {
 	struct cache c;
 	struct engine_opts opts;
@@ -59,6 +70,8 @@ struct engine {
 	struct list parked;    /* ops that came while reverting */
 	struct list after;     /* waiters for its end */
 	struct list runs;      /* ops under way */
+	struct list patience;  /* who waits for blocks that a session may keep */
+	struct loop_timer patience_timer;
 	unsigned int promises; /* WRITEs whose last bytes are still being copied */
 	_Atomic uint64_t next_id;
 
@@ -94,11 +107,19 @@ void session_destroy_all(struct engine *e);
 void session_status(struct engine *e, FILE *f);
 /* A live session that has leases, or waits for some; `held`: of blocks of held files. Or NULL. */
 struct session *session_lessee(struct engine *e, bool held);
+struct session *session_lessee_of(struct engine *e, const struct file *f); /* of blocks of one file */
+/* "NAME (pid N) keeps K blocks ..." for people. */
+void session_lessee_text(const struct session *s, char *out, size_t len);
 /* The last commit's state is back: a step that was open is not any more. */
 void session_reverted(struct engine *e);
 /* The invalidation after which readers see what a boundary or a revert changed. */
 void engine_invalidate(struct engine *e, uint64_t *inos, size_t n, void (*done)(void *arg),
 		       void *arg); /* takes inos (malloc'ed) */
+
+/* patience.c: from now on, if it does not run already; ends with patience_end(). */
+#define PATIENCE_NS 2000000000ull
+void patience_begin(struct engine *e, struct patience *p, struct file *f, struct waiter *w);
+void patience_end(struct patience *p);
 
 /* status.c */
 void status_string(FILE *f, const char *s); /* as a JSON string */

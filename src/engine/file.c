@@ -207,7 +207,8 @@ void file_publish(struct cache *c, struct file *f, bool touch)
 	ns_publish(c->ns, f->ino, f->size, f->bytes, touch);
 }
 
-int file_make_meta(struct cache *c, uint64_t dir, struct waiter *w)
+/* In a quiet section. */
+static int make_meta(struct cache *c, uint64_t dir, struct waiter *w)
 {
 	struct ns_attr a;
 	struct file *f;
@@ -217,8 +218,6 @@ int file_make_meta(struct cache *c, uint64_t dir, struct waiter *w)
 		f = NULL;
 		if (!ns_peek(c->ns, dir, NS_META_NAME, &a) && S_ISREG(a.mode) &&
 		    !(a.flags & NS_GENERATED)) {
-			struct block *b;
-
 			if (ns_open_writers(c->ns, a.ino))
 				return -EBUSY;
 			f = file_get(c, a.ino);
@@ -228,23 +227,28 @@ int file_make_meta(struct cache *c, uint64_t dir, struct waiter *w)
 				r = -EAGAIN; /* it has just been removed */
 				continue;
 			}
-			b = file_settle(f, 0, UINT32_MAX);
-			if (b) {
-				block_wait(b, w);
+			if (!file_settle(c, f, 0, UINT32_MAX, w))
 				return 1;
-			}
 		}
 		r = ns_make_meta(c->ns, dir, f ? f->ino : 0);
 	} while (r == -EAGAIN); /* another file has just got the name */
 	if (r || !f)
 		return r;
-	cache_quiet(c);
 	file_holes(c, f, 0, UINT32_MAX, false);
 	f->size = 0;
 	f->generated = true;
 	file_changed(c, f);
-	cache_loud(c);
 	return 0;
+}
+
+int file_make_meta(struct cache *c, uint64_t dir, struct waiter *w)
+{
+	int r;
+
+	cache_quiet(c);
+	r = make_meta(c, dir, w);
+	cache_loud(c);
+	return r;
 }
 
 /* ---- freed lists ---- */

@@ -34,6 +34,7 @@ struct op_run *run_new(struct engine *e, struct engine_op *op, unsigned int n)
 	list_init(&r->work.link);
 	list_init(&r->w.link);
 	list_init(&r->cw.link);
+	list_init(&r->patience.link);
 	list_push_back(&e->runs, &r->link);
 	if (op)
 		op->run = r;
@@ -45,6 +46,7 @@ void run_free(struct op_run *r)
 	if (!r)
 		return;
 	list_remove(&r->link);
+	patience_end(&r->patience);
 	free(r->own);
 	free(r);
 }
@@ -62,6 +64,43 @@ static void run_wake(struct waiter *w)
 	struct op_run *r = container_of(w, struct op_run, w);
 
 	r->resume(r);
+}
+
+/* ---- waiting for what a session has leased ---- */
+
+static bool op_give_up(struct patience *p, const struct session *by)
+{
+	struct op_run *r = container_of(p, struct op_run, patience);
+	struct engine *e = r->e;
+	char who[160], path[200] = "a file";
+	bool write = !list_linked(&r->w.link);
+
+	if (write && !cache_get_cancel(&e->c, &r->g))
+		return false;
+	list_remove(&r->w.link);
+	session_lessee_text(by, who, sizeof(who));
+	ns_path(e->c.ns, r->f->ino, path, sizeof(path));
+	engine_log(e, ENGINE_LOG_WARNING, "%s cannot be %s: %s", path,
+		   r->op->kind == ENGINE_TRUNCATE ? "cut"
+		   : r->op->kind == ENGINE_PUNCH  ? "given holes"
+						  : "written",
+		   who);
+	if (write) {
+		r->g.done(&r->g, -EBUSY);
+		cache_pump(&e->c); /* those behind it in the line may be served now */
+	} else {
+		op_end(r->op, -EBUSY);
+	}
+	return true;
+}
+
+/* What is waited for through `w` may be a block that a session keeps. */
+static void op_be_patient(struct op_run *r, struct waiter *w)
+{
+	if (!r->op || !r->e->c.leased)
+		return;
+	r->patience.give_up = op_give_up;
+	patience_begin(r->e, &r->patience, r->f, w);
 }
 
 /* ---- write ---- */
@@ -219,6 +258,7 @@ static void write_next(struct op_run *r)
 	if (stop > r->f->size && len >= c->block / 8)
 		r->want[0].len = c->block;
 	r->g = (struct get){.want = r->want, .n = 1, .done = write_ready};
+	op_be_patient(r, &r->g.w);
 	cache_get(c, &r->g);
 }
 
@@ -257,16 +297,24 @@ static void op_write(struct engine *e, struct engine_op *op)
 
 /* ---- truncate, punch, drop ---- */
 
-/* True: waits for a busy block, run->resume will be called. */
-static bool wait_busy(struct op_run *r, uint32_t n, uint32_t stop)
+/* In a quiet section. False: waits for a busy block, run->resume will be called. */
+static bool settle(struct op_run *r, uint32_t n, uint32_t stop)
 {
-	struct block *b = file_settle(r->f, n, stop);
-
-	if (!b)
-		return false;
 	r->w.wake = run_wake;
-	block_wait(b, &r->w);
-	return true;
+	if (file_settle(&r->e->c, r->f, n, stop, &r->w))
+		return true;
+	op_be_patient(r, &r->w);
+	return false;
+}
+
+/* What was allowed when the op began need not be any more when it has waited. */
+static bool still_refused(struct op_run *r)
+{
+	int res = refuse_change(r->e, r->f, r->op->off + r->op->len);
+
+	if (res)
+		op_end(r->op, res);
+	return res;
 }
 
 static void truncate_resume(struct op_run *r)
@@ -278,13 +326,13 @@ static void truncate_resume(struct op_run *r)
 	uint32_t n = (uint32_t)(size / c->block);
 	bool cut = size < f->size;
 
-	if (f->generated) { /* since it began to wait */
-		op_end(r->op, -EACCES);
-		return;
-	}
-	if (cut && wait_busy(r, n, UINT32_MAX))
+	if (still_refused(r))
 		return;
 	cache_quiet(c); /* a commit sees all of it or nothing */
+	if (cut && !settle(r, n, UINT32_MAX)) {
+		cache_loud(c);
+		return;
+	}
 	f->size = size;
 	if (cut) {
 		struct slot *s = part ? file_slot(f, n) : NULL;
@@ -312,14 +360,20 @@ static void punch_resume(struct op_run *r)
 	uint32_t n = (uint32_t)((off + c->block - 1) / c->block);
 	uint32_t stop = (uint32_t)(end / c->block);
 
+	if (still_refused(r))
+		return;
 	if (end == f->size)
 		stop = file_nblocks(c, f);
 	if (n < stop) {
-		if (wait_busy(r, n, stop))
-			return;
+		bool idle;
+
 		cache_quiet(c);
-		file_holes(c, f, n, stop, true);
+		idle = settle(r, n, stop);
+		if (idle)
+			file_holes(c, f, n, stop, true);
 		cache_loud(c);
+		if (!idle)
+			return;
 	}
 	file_changed(c, f);
 	file_publish(c, f, true);
@@ -377,14 +431,14 @@ static void drop_resume(struct op_run *r)
 	struct cache *c = &r->e->c;
 	struct file *f = r->f;
 
-	if (wait_busy(r, 0, UINT32_MAX))
-		return;
 	cache_quiet(c);
-	file_holes(c, f, 0, UINT32_MAX, false);
-	freed_move(&c->orphans, &f->frees);
-	file_free(c, f);
+	if (settle(r, 0, UINT32_MAX)) {
+		file_holes(c, f, 0, UINT32_MAX, false);
+		freed_move(&c->orphans, &f->frees);
+		file_free(c, f);
+		run_free(r);
+	}
 	cache_loud(c);
-	run_free(r);
 }
 
 void ops_drop_file(struct engine *e, uint64_t ino)
@@ -413,7 +467,7 @@ static void allocate_resume(struct op_run *r)
 	struct engine_op *op = r->op;
 	uint64_t size = max_u64(f->size, op->arg ? 0 : op->off + op->len);
 	uint64_t first = op->off / c->block;
-	int res = f->generated ? -EACCES : 0;
+	int res = refuse_change(r->e, f, op->off + op->len);
 
 	for (; !res && r->pos * c->block < r->end; r->pos++) {
 		struct slot *s = file_slot_make(c, f, (uint32_t)r->pos);

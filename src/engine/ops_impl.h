@@ -16,6 +16,7 @@ struct op_run {
 	struct loop_work work;
 	struct loop_task task;
 	struct commit_wait cw;
+	struct patience patience;
 	uint64_t pos, end;
 	void (*resume)(struct op_run *);
 	char *own; /* memory: the bytes of a READ that goes block by block; for each block of an

@@ -16,8 +16,6 @@
 #include "engine/blockmap.h"
 #include "engine/engine_impl.h"
 
-#define PATIENCE_NS 2000000000ull
-
 struct revert {
 	struct engine *e;
 	bool all;
@@ -153,12 +151,11 @@ static bool affected(const struct revert *r, const struct file *f)
 	return r->all || f->held;
 }
 
-/* Drops what no commit knows. The files' blocks are idle. */
+/* Drops what no commit knows. The files' blocks are settled. */
 static void forget(struct revert *r)
 {
 	struct cache *c = &r->e->c;
 
-	cache_quiet(c);
 	for (unsigned int h = 0; h < FILE_HASH; h++) {
 		list_for_each(l, &c->files[h])
 		{
@@ -189,7 +186,6 @@ static void forget(struct revert *r)
 	}
 	if (r->all)
 		c->orphans.n = 0;
-	cache_loud(c);
 }
 
 /* What the catalog is asked for: the files and the directories that have their step counts. */
@@ -232,12 +228,9 @@ static bool wait_idle(struct revert *r)
 		list_for_each(l, &c->files[h])
 		{
 			struct file *f = list_entry(l, struct file, hash_link);
-			struct block *b = affected(r, f) ? file_settle(f, 0, UINT32_MAX) : NULL;
 
-			if (b) {
-				block_wait(b, &r->w);
+			if (affected(r, f) && !file_settle(c, f, 0, UINT32_MAX, &r->w))
 				return true;
-			}
 		}
 	}
 	return false;
@@ -272,12 +265,12 @@ static void revert_try(struct waiter *w)
 			loop_work(e->loop, &r->work);
 		return;
 	}
-	if (wait_idle(r))
-		return;
 	/* Nobody may see the maps empty in between: who waits for memory is served afterwards. */
 	cache_quiet(c);
-	forget(r);
-	revert_load(r);
+	if (!wait_idle(r)) {
+		forget(r);
+		revert_load(r);
+	}
 	cache_loud(c);
 }
 

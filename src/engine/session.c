@@ -72,13 +72,12 @@ void session_revert_error(struct session *s, const struct moment_msg *req, int r
 {
 	const struct session *by = res == -EBUSY ? session_lessee(s->e, false) : NULL;
 
-	if (by)
-		session_error(
-			s, req, res,
-			"cannot go back to the last commit: %s (pid %ld) reads, and does not give back, "
-			"%llu blocks: end it first",
-			by->client, (long)by->opts.pid, (unsigned long long)by->nleases);
-	else
+	if (by) {
+		char who[160];
+
+		session_lessee_text(by, who, sizeof(who));
+		session_error(s, req, res, "cannot go back to the last commit: %s", who);
+	} else
 		session_error(
 			s, req, res,
 			"going back to the last commit failed: %s; nothing has changed, try again",

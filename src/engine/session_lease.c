@@ -7,6 +7,7 @@
  * back when its process dies.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,7 +85,7 @@ void session_drop_leases(struct session *s)
 	}
 }
 
-struct session *session_lessee(struct engine *e, bool held)
+static struct session *lessee(struct engine *e, bool held, const struct file *f)
 {
 	list_for_each(k, &e->sessions)
 	{
@@ -93,12 +94,31 @@ struct session *session_lessee(struct engine *e, bool held)
 		for (unsigned int i = 0; s->nleases && i < LEASE_HASH; i++) {
 			list_for_each(l, &s->leases[i])
 			{
-				if (!held || list_entry(l, struct lease, link)->want.f->held)
+				const struct file *x = list_entry(l, struct lease, link)->want.f;
+
+				if ((!held || x->held) && (!f || x == f))
 					return s;
 			}
 		}
 	}
 	return NULL;
+}
+
+struct session *session_lessee(struct engine *e, bool held)
+{
+	return lessee(e, held, NULL);
+}
+
+struct session *session_lessee_of(struct engine *e, const struct file *f)
+{
+	return lessee(e, false, f);
+}
+
+void session_lessee_text(const struct session *s, char *out, size_t len)
+{
+	snprintf(out, len, "%s (pid %ld) keeps %llu blocks leased to %s: end it first",
+		 s->client[0] ? s->client : "a session", (long)s->opts.pid,
+		 (unsigned long long)s->nleases, s->readonly ? "read" : "change");
 }
 
 static void advance_free(struct advance *a)

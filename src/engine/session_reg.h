@@ -35,6 +35,7 @@ struct reg {
 	struct entry *e;
 	struct waiter w;
 	struct commit_wait cw;
+	struct patience patience;
 	/* where reserving has got to */
 	uint32_t i, block;
 	unsigned int role;

@@ -18,6 +18,7 @@
 
 static void reg_free(struct reg *r)
 {
+	patience_end(&r->patience);
 	free(r->msg);
 	free(r->e);
 	free(r);
@@ -77,26 +78,14 @@ static int set_attrs(struct reg *r, struct entry *e)
 		     : x;
 }
 
-/* True: a block of the file is busy, the waiter will be woken. */
-static bool wait_idle(struct reg *r, struct file *f)
-{
-	struct block *b = file_settle(f, 0, UINT32_MAX);
-
-	if (b)
-		block_wait(b, &r->w);
-	return b != NULL;
-}
-
-/* The file becomes zeros of the right size. It is idle, and what that needs is reserved. */
+/* The file becomes zeros of the right size. It is settled, and what that needs is reserved. */
 static void make_zeros(struct cache *c, struct file *f, uint64_t size)
 {
-	cache_quiet(c);
 	file_holes(c, f, 0, UINT32_MAX, true);
 	file_unkeep(c, f, size_blocks(c, size));
 	f->size = size;
 	file_changed(c, f);
 	file_publish(c, f, true);
-	cache_loud(c);
 }
 
 static int make_file(struct reg *r, struct entry *e, unsigned int k)
@@ -405,10 +394,22 @@ static void committed(struct commit_wait *w, int res)
 		reply_done(r);
 }
 
+static bool reg_give_up(struct patience *p, const struct session *by)
+{
+	struct reg *r = container_of(p, struct reg, patience);
+	char who[160];
+
+	list_remove(&r->w.link);
+	session_lessee_text(by, who, sizeof(who));
+	reg_error(r, -EBUSY, "a fresh start is not possible: %s", who);
+	reg_fail(r, -EBUSY);
+	return true;
+}
+
 /*
  * A fresh start of what is there, when nothing can stand in its way any more: first all is idle,
  * then, in an instant, all becomes zeros, and arrays that were not asked for go. 0, 1 (waits),
- * -errno.
+ * -errno. In a quiet section, so that what was found idle stays so.
  */
 static int fresh(struct reg *r)
 {
@@ -428,8 +429,13 @@ static int fresh(struct reg *r)
 	}
 	for (uint32_t i = 0; i < r->n; i++) {
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
-			if (r->e[i].f[k] && wait_idle(r, r->e[i].f[k]))
-				return 1;
+			struct file *f = r->e[i].f[k];
+
+			if (!f || file_settle(c, f, 0, UINT32_MAX, &r->w))
+				continue;
+			r->patience.give_up = reg_give_up;
+			patience_begin(r->s->e, &r->patience, f, &r->w);
+			return 1;
 		}
 	}
 	for (uint32_t i = 0; i < r->n && !x; i++) {
@@ -456,8 +462,14 @@ static int fresh(struct reg *r)
 static void make_durable(struct reg *r)
 {
 	bool made = r->flags & MOMENT_REG_FRESH;
-	int x = made ? fresh(r) : 0;
+	struct cache *c = &r->s->e->c;
+	int x = 0;
 
+	if (made) {
+		cache_quiet(c);
+		x = fresh(r);
+		cache_loud(c);
+	}
 	if (x == 1)
 		return;
 	for (uint32_t i = 0; i < r->n; i++) {
@@ -631,6 +643,7 @@ void session_register(struct session *s, const struct moment_msg *msg)
 		r->w.wake = reserve;
 		list_init(&r->w.link);
 		list_init(&r->cw.link);
+		list_init(&r->patience.link);
 		r->msg = malloc(msg->len);
 		r->flags = m->flags;
 		r->n = m->n;

@@ -234,11 +234,70 @@ static void test_answered_early(void **state)
 	}
 }
 
+/* A session that reads and keeps its lease holds up nobody for long: who cannot go round it is told. */
+static void test_lease_that_is_kept(void **state)
+{
+	struct wire *x = calloc(1, sizeof(*x));
+	uint64_t ino;
+
+	(void)state;
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, vec("a", BLOCK / 4 + 100)), 0);
+	do_step(1, 0, 1);
+	detach(&w);
+	ino = ino_of("a/exp_avg");
+	attach(x);
+	assert_int_equal(wire_hello(x, MOMENT_HELLO_READONLY), 0);
+	assert_int_equal(reg(x, 0, vec("a", BLOCK / 4 + 100)), 0);
+	assert_int_equal(adv(x, true, 0, 0, 1, 0), 0);
+	assert_int_equal(engine_call(e, ENGINE_TRUNCATE, ino, 0, 100, 0), -EBUSY);
+	assert_int_equal(engine_call(e, ENGINE_PUNCH, ino, 0, BLOCK, 0), -EBUSY);
+	is(ino, 0, BLOCK, 1);
+	/* What the lease is not in the way of goes on. */
+	put(ino, 10, 100, 2);
+	assert_int_equal(engine_call(e, ENGINE_PUNCH, ino, BLOCK, 400, 0), 0);
+	sync_all();
+	/* A block that has to move to grow. */
+	assert_int_equal(adv(x, false, 0, 0, 1, 0), 0);
+	assert_int_equal(adv(x, true, 0, 1, 1, 0), 0);
+	assert_int_equal(engine_pwrite(e, ino, "x", 1, 2 * BLOCK - 1), -EBUSY);
+	/* A fresh start. */
+	attach(&w);
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, MOMENT_REG_FRESH, vec("a", BLOCK / 4 + 100)), -EBUSY);
+	says(&w, "keeps");
+	assert_int_equal(byte_at("a/exp_avg", 10), 2);
+	assert_int_equal(adv(x, false, 0, 1, 1, 0), 0);
+	assert_int_equal(reg(&w, MOMENT_REG_FRESH, vec("a", BLOCK / 4 + 100)), 0);
+	assert_int_equal(byte_at("a/exp_avg", 10), 0);
+	detach(x);
+	free(x);
+}
+
+/* A fresh start over state that is being written back: none of it may begin to be written again. */
+static void test_fresh_over_dirty(void **state)
+{
+	(void)state;
+	assert_int_equal(wire_hello(&w, 0), 0);
+	assert_int_equal(reg(&w, 0, vec("a", 10 * BLOCK / 4)), 0);
+	for (int i = 0; i < 20; i++) {
+		detach(&w);
+		put(ino_of("a/exp_avg"), 0, 10 * BLOCK, 1);
+		put(ino_of("a/exp_avg_sq"), 0, 10 * BLOCK, 2);
+		attach(&w);
+		assert_int_equal(wire_hello(&w, 0), 0);
+		assert_int_equal(reg(&w, MOMENT_REG_FRESH, vec("a", 10 * BLOCK / 4)), 0);
+		is(ino_of("a/exp_avg_sq"), 0, 10 * BLOCK, 0);
+	}
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		T(test_grown_elsewhere), T(test_prefetched_tail_grows), T(test_reads_beside_leases),
 		T(test_many_readers),	 T(test_answered_early),
+		T(test_lease_that_is_kept),
+		T(test_fresh_over_dirty),
 	};
 
 	alarm(120); /* something hangs */
