@@ -105,7 +105,7 @@ struct moment_open_opts {
 	int32_t commit_seconds; /* embedded: commit at the first step end after this long; 0: 60,
 				 * -1: never
 				 */
-	int32_t threads; /* for computing; 0: MOMENT_THREADS, or as many CPUs as we may run on */
+	int32_t threads; /* for computing, to 1024; 0: MOMENT_THREADS, or the CPUs that we may use */
 	uint32_t reserved;
 	/* Gets messages for people, in the thread that called. NULL: they go to stderr. */
 	void (*message)(void *arg, enum moment_message kind, const char *text);

@@ -16,7 +16,6 @@
  * is a leaf.
  */
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +24,7 @@
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+#include "engine/cpus.h"
 
 #define RX_HEADER   4096u
 #define RX_SIZE	    (ENGINE_OP_MAX + 4096u)
@@ -193,7 +193,6 @@ int receive_start(struct daemon *d)
 	pthread_condattr_t ca;
 	pthread_attr_t ta;
 	unsigned int n;
-	cpu_set_t cpus;
 	int res = 0;
 
 	if (!rx)
@@ -207,7 +206,7 @@ int receive_start(struct daemon *d)
 	d->receive = rx;
 
 	sigaction(SIGUSR1, &sa, NULL);
-	n = sched_getaffinity(0, sizeof(cpus), &cpus) ? 2 : (unsigned int)CPU_COUNT(&cpus);
+	n = cpus_available();
 	n = n < 2 ? 2 : n > RX_THREADS ? RX_THREADS : n;
 	pthread_attr_init(&ta);
 	pthread_attr_setstacksize(&ta, RX_STACK);

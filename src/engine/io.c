@@ -17,6 +17,7 @@
  * Everything runs on the loop thread, but io_get_info() and the synchronous helpers.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +36,32 @@ static uint64_t now_ns(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &ts);
 	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+int io_part_call(int fd, const struct io_part *part)
+{
+	ssize_t n = 0;
+
+	switch (part->call) {
+	case IO_CALL_READ:
+		n = pread(fd, part->buf, part->count, (off_t)part->off);
+		break;
+	case IO_CALL_WRITE:
+		n = pwrite(fd, part->buf, part->count, (off_t)part->off);
+		break;
+	case IO_CALL_SYNC:
+		n = fdatasync(fd);
+		break;
+	case IO_CALL_RANGE:
+		n = sync_file_range(fd, (off_t)part->off, (off_t)part->count,
+				    SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+					    SYNC_FILE_RANGE_WAIT_AFTER);
+		break;
+	case IO_CALL_DROP:
+		return -posix_fadvise(fd, (off_t)part->off, (off_t)part->count,
+				      POSIX_FADV_DONTNEED);
+	}
+	return n < 0 ? -errno : (int)n;
 }
 
 /* One writer, so a plain add will do; atomic for those who read meanwhile. */

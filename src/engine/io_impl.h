@@ -73,6 +73,8 @@ int io_uring_backend_create(const struct io_opts *opts, int fd, struct io_backen
 int io_uring_buf_index(const char *arena, uint64_t arena_len, const char *p, uint64_t len);
 int io_threads_backend_create(const struct io_opts *opts, int fd, struct io_backend **out,
 			      char *why, size_t why_len);
+/* The system call of a part, on the thread that calls: bytes moved, 0, or -errno. (io.c) */
+int io_part_call(int fd, const struct io_part *part);
 /* Takes `inner` over if it succeeds. */
 int io_fault_backend_create(const char *spec, struct io_backend *inner, int fd,
 			    struct io_backend **out, char *why, size_t why_len);

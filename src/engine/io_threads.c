@@ -36,32 +36,6 @@ struct io_threads {
 	pthread_t threads[];
 };
 
-static int part_call(int fd, struct io_part *part)
-{
-	ssize_t n = 0;
-
-	switch (part->call) {
-	case IO_CALL_READ:
-		n = pread(fd, part->buf, part->count, (off_t)part->off);
-		break;
-	case IO_CALL_WRITE:
-		n = pwrite(fd, part->buf, part->count, (off_t)part->off);
-		break;
-	case IO_CALL_SYNC:
-		n = fdatasync(fd);
-		break;
-	case IO_CALL_RANGE:
-		n = sync_file_range(fd, (off_t)part->off, (off_t)part->count,
-				    SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
-					    SYNC_FILE_RANGE_WAIT_AFTER);
-		break;
-	case IO_CALL_DROP:
-		return -posix_fadvise(fd, (off_t)part->off, (off_t)part->count,
-				      POSIX_FADV_DONTNEED);
-	}
-	return n < 0 ? -errno : (int)n;
-}
-
 static void *threads_main(void *arg)
 {
 	struct io_threads *t = arg;
@@ -79,7 +53,7 @@ static void *threads_main(void *arg)
 		list_remove(&part->link);
 		pthread_mutex_unlock(&t->lock);
 
-		part->res = part_call(t->fd, part);
+		part->res = io_part_call(t->fd, part);
 
 		pthread_mutex_lock(&t->lock);
 		if (list_empty(&t->finished)) {

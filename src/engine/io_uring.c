@@ -115,6 +115,10 @@ static void uring_reap(struct io_backend *be)
 		int res = cqe->res;
 
 		io_uring_cqe_seen(&u->ring, cqe);
+		/* We cancel nothing: the kernel wanted a thread for it, and the process may have no
+		 * more of them (ulimit -u). Slow on this thread, but done. */
+		if (res == -ECANCELED || res == -EAGAIN)
+			res = io_part_call(u->fd, part);
 		be->part_done(be->owner, part, res);
 	}
 }

@@ -23,7 +23,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -35,6 +34,7 @@
 #include <unistd.h>
 
 #include "engine/io.h"
+#include "engine/cpus.h"
 #include "engine/loop.h"
 
 #define EVENTS_MAX    32
@@ -375,11 +375,10 @@ static void *worker_main(void *arg)
 
 static unsigned int default_workers(void)
 {
-	cpu_set_t set;
-	int n = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
+	unsigned int n = cpus_available();
 
 	/* One more than CPUs: they sleep in fdatasync and SQLite; one is kept for the urgent. */
-	return n < 2 ? 2 : n > 7 ? 8 : (unsigned int)n + 1;
+	return n < 2 ? 2 : n > 7 ? 8 : n + 1;
 }
 
 static void stop_workers(struct loop *loop)

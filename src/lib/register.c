@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "lib/error.h"
+#include "lib/fsize.h"
 #include "lib/session.h"
 
 #define NAME_BYTES_MAX 65000u /* what fits a message with its shape */
@@ -554,15 +555,17 @@ static int register_locked(struct moment_session *s, struct moment_param *params
 
 int moment_register(struct moment_session *s, struct moment_param *params, size_t n)
 {
+	struct fsize_guard limit;
 	struct path_param *want;
 	int res = session_enter(s);
 
 	if (res < 0)
 		return res;
+	fsize_enter(&limit);
 	want = calloc(n + 1, sizeof(*want));
 	res = want ? register_locked(s, params, n, want) : err_set(-ENOMEM, "out of memory");
 	free(want);
-	return session_leave(s, res);
+	return session_leave(s, fsize_leave(&limit, res));
 }
 
 int moment_compare(struct moment_session *s, const struct moment_param *params, size_t n,

@@ -8,15 +8,18 @@
  * it.
  */
 #include <errno.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/cpus.h"
 #include "lib/error.h"
+#include "lib/fsize.h"
 #include "lib/session.h"
+
+#define THREADS_MAX 1024
 
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct moment_session *all;
@@ -86,13 +89,33 @@ void session_say(struct moment_session *s, enum moment_message kind, const char 
 	s->message(s->message_arg, kind, text);
 }
 
-/* A number from the environment, or 0. */
-static int env_threads(const char *name)
+/*
+ * Threads to compute with, where the options name none. What is written in MOMENT_THREADS is meant
+ * for us, so it is a number or an error; OMP_NUM_THREADS may hold what only OpenMP understands.
+ * Ranks that torchrun started on this machine share its CPUs.
+ */
+static int default_threads(void)
 {
-	const char *v = getenv(name);
-	long n = v ? strtol(v, NULL, 10) : 0;
+	const char *own = getenv("MOMENT_THREADS"), *omp = getenv("OMP_NUM_THREADS");
+	const char *ranks = getenv("LOCAL_WORLD_SIZE");
+	long n;
+	char *end;
 
-	return n > 0 && n <= 1024 ? (int)n : 0;
+	if (own && *own) {
+		n = strtol(own, &end, 10);
+		if (*end || n < 1 || n > THREADS_MAX)
+			return err_set(-EINVAL,
+				       "MOMENT_THREADS=%s: a number of threads from 1 to %d, or "
+				       "unset it: as many as this process may use CPUs",
+				       own, THREADS_MAX);
+		return (int)n;
+	}
+	n = omp ? strtol(omp, NULL, 10) : 0;
+	if (n > 0 && n <= THREADS_MAX)
+		return (int)n;
+	n = ranks ? strtol(ranks, NULL, 10) : 1;
+	n = (long)cpus_available() / (n > 0 ? n : 1);
+	return n > 0 ? (int)n : 1;
 }
 
 static int opts_check(const struct moment_open_opts *o)
@@ -109,8 +132,9 @@ static int opts_check(const struct moment_open_opts *o)
 		return err_set(-EINVAL, "resume and fresh exclude each other");
 	if (o->mount && o->backing)
 		return err_set(-EINVAL, "give a mount point or a backing directory, not both");
-	if (o->threads < 0)
-		return err_set(-EINVAL, "%d threads", o->threads);
+	if (o->threads < 0 || o->threads > THREADS_MAX)
+		return err_set(-EINVAL, "%d threads: from 1 to %d, or 0 for the default",
+			       o->threads, THREADS_MAX);
 	return 0;
 }
 
@@ -141,10 +165,15 @@ int moment_open(const struct moment_open_opts *o, struct moment_session **out)
 {
 	struct moment_session *s;
 	const char *hints = getenv("MOMENT_HINTS");
+	struct fsize_guard limit;
 	int res = opts_check(o);
+	int threads;
 
 	if (res < 0)
 		return res;
+	threads = o->threads ? o->threads : default_threads();
+	if (threads < 0)
+		return threads;
 	s = calloc(1, sizeof(*s));
 	if (!s)
 		return err_set(-ENOMEM, "out of memory");
@@ -155,15 +184,14 @@ int moment_open(const struct moment_open_opts *o, struct moment_session **out)
 	s->message = o->message ? o->message : message_stderr;
 	s->message_arg = o->message_arg;
 	s->hints = !(o->flags & MOMENT_OPEN_NO_HINTS) && !(hints && strcmp(hints, "off") == 0);
-	s->threads = o->threads ? o->threads : env_threads("MOMENT_THREADS");
-	if (!s->threads)
-		s->threads = env_threads("OMP_NUM_THREADS");
+	s->threads = threads;
 	s->last_step = MOMENT_STEP_NONE;
 
 	/* Registered before the path exists in full would let a fork see half of it: so the other
 	 * way round, and a fork during moment_open() leaves the child a few descriptors. */
 	pthread_once(&all_once, fork_watch);
-	res = where_open(o, s);
+	fsize_enter(&limit);
+	res = fsize_leave(&limit, where_open(o, s));
 	if (res < 0)
 		goto out_temp;
 	pthread_mutex_lock(&all_lock);
@@ -192,6 +220,7 @@ out_temp:
 
 int moment_close(struct moment_session *s)
 {
+	struct fsize_guard limit;
 	int res;
 
 	if (!s)
@@ -200,7 +229,9 @@ int moment_close(struct moment_session *s)
 		return 0; /* what is shared with the parent must not be freed by us */
 	session_forget(s);
 	pthread_mutex_lock(&s->lock);
+	fsize_enter(&limit);
 	res = s->path->ops->close(s->path, !s->temp.dir && s->state == STEP_NONE);
+	fsize_leave(&limit, 0);
 	pthread_mutex_unlock(&s->lock);
 	if (res < 0)
 		err_write("the last commit failed: %s", err_name(res));
@@ -239,7 +270,6 @@ const char *moment_version(void)
 int moment_get_info(struct moment_session *s, struct moment_info *info)
 {
 	int res = session_enter(s);
-	cpu_set_t cpus;
 
 	if (res < 0)
 		return res;
@@ -257,9 +287,6 @@ int moment_get_info(struct moment_session *s, struct moment_info *info)
 		.temporary = s->temp.dir != NULL,
 		.hints = s->hints,
 	};
-	if (!info->threads)
-		info->threads =
-			sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
 	res = s->path->ops->info(s->path, info);
 	info->reserved_bytes = s->path->reserved;
 	info->free_bytes = s->path->free;

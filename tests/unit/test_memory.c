@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_memory.c - the memory limits, read from a made-up /proc and /sys.
+ * test_memory.c - the limits of memory and CPUs, read from a made-up /proc and /sys.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "engine/cpus.h"
 #include "engine/memory.h"
 
 #define GIB (1ull << 30)
@@ -158,6 +159,39 @@ static void this_machine_has_some(void **state)
 	assert_true(m.available > 0 && m.total != UINT64_MAX);
 }
 
+/* A quota counts only where it is below what the machine has. */
+static void expect_cpus(unsigned int quota)
+{
+	unsigned int machine = cpus_read("/nonexistent");
+
+	assert_true(machine >= 1);
+	assert_int_equal(cpus_read(root), quota < machine ? quota : machine);
+}
+
+static void cpu_quota_of_v2_is_rounded_up(void **state)
+{
+	(void)state;
+	put("/proc/self/cgroup", "0::/job\n");
+	put("/sys/fs/cgroup/job/cpu.max", "max 100000\n");
+	expect_cpus(~0u);
+	put("/sys/fs/cgroup/job/cpu.max", "50000 100000\n");
+	expect_cpus(1);
+	put("/sys/fs/cgroup/job/cpu.max", "150000 100000\n");
+	expect_cpus(2);
+}
+
+static void cpu_quota_of_v1_or_of_a_group_above(void **state)
+{
+	(void)state;
+	put("/proc/self/cgroup", "5:cpu,cpuacct:/a/b\n4:memory:/job\n0::/\n");
+	put("/sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us", "-1\n");
+	put("/sys/fs/cgroup/cpu/a/b/cpu.cfs_period_us", "100000\n");
+	expect_cpus(~0u);
+	put("/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "100000\n");
+	put("/sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
+	expect_cpus(1);
+}
+
 int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
@@ -169,6 +203,8 @@ int main(void)
 		T(v1_group_limits),
 		T(container_sees_its_group_as_the_root),
 		T(usage_over_the_limit_leaves_nothing),
+		T(cpu_quota_of_v2_is_rounded_up),
+		T(cpu_quota_of_v1_or_of_a_group_above),
 		cmocka_unit_test(this_machine_has_some),
 	};
 
