@@ -28,8 +28,7 @@ int cache_init(struct cache *c)
 	struct arena_info ai;
 	int r;
 
-	for (unsigned int i = 0; i < FILE_HASH; i++)
-		list_init(&c->files[i]);
+	list_init(&c->held);
 	list_init(&c->changed);
 	list_init(&c->starving);
 	list_init(&c->woken);
@@ -54,18 +53,7 @@ int cache_init(struct cache *c)
 /* Nothing is in flight any more. */
 void cache_fini(struct cache *c)
 {
-	for (unsigned int i = 0; i < FILE_HASH; i++) {
-		list_for_each_safe(l, tmp, &c->files[i])
-		{
-			struct file *f = list_entry(l, struct file, hash_link);
-
-			for (uint32_t k = 0; k < f->nslots; k++) {
-				for (uint32_t j = 0; f->slots[k] && j < SLOT_CHUNK; j++)
-					free(f->slots[k][j].b);
-			}
-			file_free(c, f);
-		}
-	}
+	files_fini(c);
 	policy_destroy(c->policy);
 	free(c->orphans.v);
 	readahead_fini(c);

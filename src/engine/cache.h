@@ -37,6 +37,7 @@
 #include "engine/pool.h"
 #include "engine/trace.h"
 #include "engine/types.h"
+#include "engine/u64map.h"
 
 struct cache;
 struct commit;
@@ -82,14 +83,14 @@ struct file {
 	uint32_t cached;     /* blocks in the cache */
 	uint32_t dirty;	     /* of these, DIRTY or WRITING */
 	bool changed;	     /* since the last freeze: map, content or size */
-	bool held;	     /* part of an open or torn step: no commit takes it */
+	bool held;	     /* part of an open or torn step: no commit takes it; in cache.held */
 	bool pinned;	     /* tier=ram: its blocks are never evicted */
 	bool touched;	     /* bytes changed through leases since the step began */
 	bool generated;	     /* a meta.json made on read: it has no data, for good */
 	uint64_t read_end;   /* of the last plain READ */
 	uint32_t read_ahead; /* block up to which plain READs were read ahead */
 	struct list changed_link;
-	struct list hash_link;
+	struct list held_link;
 	struct freed_list frees;
 	struct waiter *drop;	 /* gone: dropping waits for its blocks */
 	struct session *session; /* registered by */
@@ -162,7 +163,6 @@ struct get {
 };
 
 #define SLOT_CHUNK 256u
-#define FILE_HASH  1024u
 
 struct cache_stats {
 	uint64_t hits, misses, evictions, prefetches, prefetch_hits, writebacks;
@@ -182,8 +182,8 @@ struct cache {
 	uint32_t block;
 	bool readonly;
 
-	struct list files[FILE_HASH];
-	uint32_t nheld;		   /* files that are held */
+	struct u64map files;	   /* number -> struct file */
+	struct list held;	   /* files that are held */
 	struct list changed;	   /* files */
 	struct freed_list orphans; /* extents of files that are gone */
 
@@ -239,6 +239,8 @@ struct file *file_get(
 	struct cache *c,
 	uint64_t ino); /* makes it from the namespace's size; NULL: gone or no memory */
 void file_free(struct cache *c, struct file *f);
+void files_fini(struct cache *c); /* with their blocks; nothing is in flight any more */
+struct file *file_next(struct cache *c, size_t *pos); /* all of them, in no order; from 0 on */
 int file_load_map(struct cache *c, struct file *f, const struct extent *map, uint32_t n,
 		  uint64_t seq);
 struct slot *file_slot(struct file *f, uint32_t n); /* NULL: never touched */

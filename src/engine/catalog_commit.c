@@ -46,7 +46,8 @@ struct catalog_txn {
 	struct u64map changes;	/* number -> struct change */
 	struct change **sorted; /* by number, made by prepare(): SQLite likes that order */
 	size_t n_sorted;
-	uint64_t *dead; /* rows to delete */
+	struct u64map dead_set; /* the rows to delete, by number */
+	uint64_t *dead;		/* the same in the order of their removal */
 	size_t n_dead;
 	size_t n_dead_seen; /* so many of ns->dead are dealt with when this succeeds */
 	uint64_t blame;	    /* the inode at which writing failed, or 0 */
@@ -74,6 +75,7 @@ static void txn_free(struct catalog_txn *t)
 		change_free(ch);
 	u64map_fini(&t->changes);
 	free(t->sorted);
+	u64map_fini(&t->dead_set);
 	free(t->dead);
 	free(t);
 }
@@ -167,10 +169,15 @@ int catalog_freeze(struct catalog *c, uint64_t step, bool has_step, struct catal
 	t->meta.next_ino = ns->next_ino;
 	t->n_dead_seen = ns->n_dead;
 	t->dead = malloc((ns->n_dead + 1) * sizeof(*t->dead));
-	res = t->dead ? 0 : -ENOMEM;
-	for (size_t d = 0; !res && d < ns->n_dead; d++)
-		if (u64map_get(&c->rows, ns->dead[d]))
-			t->dead[t->n_dead++] = ns->dead[d];
+	res = t->dead ? u64map_reserve(&t->dead_set, ns->n_dead) : -ENOMEM;
+	for (size_t d = 0; !res && d < ns->n_dead; d++) {
+		void *row = u64map_get(&c->rows, ns->dead[d]);
+
+		if (!row)
+			continue;
+		t->dead[t->n_dead++] = ns->dead[d];
+		u64map_put(&t->dead_set, ns->dead[d], row);
+	}
 	list_for_each_safe(l, next, &ns->dirty)
 	{
 		if (!res)
@@ -215,9 +222,8 @@ int catalog_txn_map(struct catalog_txn *t, uint64_t ino, const struct extent *ma
 		return -EINVAL;
 	if (!ch && !u64map_get(&t->c->rows, ino))
 		return -ENOENT;
-	for (size_t d = 0; d < t->n_dead; d++)
-		if (t->dead[d] == ino)
-			return -ENOENT;
+	if (u64map_get(&t->dead_set, ino))
+		return -ENOENT;
 	if (n) {
 		copy = malloc(n * sizeof(*copy));
 		if (!copy)

@@ -431,7 +431,7 @@ void commit_start(struct cache *c)
 		tell(&m->waiting, 0);
 		return;
 	}
-	held = c->nheld > 0;
+	held = !list_empty(&c->held);
 	m->step = held || m->boundary == NONE ? m->committed : m->boundary;
 	m->full = !held;
 	r = catalog_freeze(c->cat, m->step == NONE ? 0 : m->step, m->step != NONE, &m->txn,

@@ -17,21 +17,14 @@
 #include "engine/cache.h"
 #include "engine/commit.h"
 
-static struct list *bucket(struct cache *c, uint64_t ino)
-{
-	return &c->files[(ino * 0x9e3779b97f4a7c15ull >> 32) % FILE_HASH];
-}
-
 struct file *file_find(struct cache *c, uint64_t ino)
 {
-	list_for_each(l, bucket(c, ino))
-	{
-		struct file *f = list_entry(l, struct file, hash_link);
+	return u64map_get(&c->files, ino);
+}
 
-		if (f->ino == ino)
-			return f;
-	}
-	return NULL;
+struct file *file_next(struct cache *c, size_t *pos)
+{
+	return u64map_next(&c->files, pos);
 }
 
 struct file *file_get(struct cache *c, uint64_t ino)
@@ -50,22 +43,44 @@ struct file *file_get(struct cache *c, uint64_t ino)
 	f->generated = a.flags & NS_GENERATED;
 	f->size = f->generated ? 0 : a.size;
 	list_init(&f->changed_link);
-	list_push_back(bucket(c, ino), &f->hash_link);
+	list_init(&f->held_link);
+	if (u64map_put(&c->files, ino, f)) {
+		free(f);
+		return NULL;
+	}
 	return f;
 }
 
-/* Forgets a file without blocks and live extents. */
-void file_free(struct cache *c, struct file *f)
+static void file_destroy(struct file *f)
 {
-	if (f->held)
-		c->nheld--;
 	for (uint32_t i = 0; i < f->nslots; i++)
 		free(f->slots[i]);
 	free(f->slots);
 	free(f->frees.v);
 	list_remove(&f->changed_link);
-	list_remove(&f->hash_link);
+	list_remove(&f->held_link);
 	free(f);
+}
+
+/* Forgets a file without blocks and live extents. */
+void file_free(struct cache *c, struct file *f)
+{
+	u64map_del(&c->files, f->ino);
+	file_destroy(f);
+}
+
+void files_fini(struct cache *c)
+{
+	struct file *f;
+	struct slot *s;
+	size_t pos = 0;
+
+	while ((f = u64map_next(&c->files, &pos))) {
+		for (uint32_t n = 0; (s = file_slot_next(f, &n)); n++)
+			free(s->b);
+		file_destroy(f);
+	}
+	u64map_fini(&c->files);
 }
 
 struct slot *file_slot(struct file *f, uint32_t n)
@@ -176,8 +191,9 @@ void file_changed(struct cache *c, struct file *f)
 
 void file_hold(struct cache *c, struct file *f, bool held)
 {
-	if (f->held != held)
-		c->nheld += held ? 1u : -1u;
+	list_remove(&f->held_link);
+	if (held)
+		list_push_back(&c->held, &f->held_link);
 	f->held = held;
 	ns_hold(c->ns, f->ino, held);
 }

@@ -100,16 +100,17 @@ static void revert_load(struct revert *r)
 	n = 0;
 	while (!list_empty(&r->maps)) {
 		struct map_copy *m = list_first(&r->maps, struct map_copy, link);
-		struct file *f = file_get(c, m->ino);
+		/* Without a map, one that nobody has used needs no structure. */
+		struct file *f = m->n ? file_get(c, m->ino) : file_find(c, m->ino);
 
 		list_remove(&m->link);
 		if (f && !r->res) {
 			f->size = m->size;
 			r->res = file_load_map(c, f, m->map, m->n, ci.seq);
 			file_publish(c, f, false);
-			if (inos)
-				inos[n++] = m->ino;
 		}
+		if (inos)
+			inos[n++] = m->ino;
 		free(m);
 	}
 	for (size_t i = 0; i < r->n; i++) {
@@ -146,43 +147,48 @@ static void revert_load(struct revert *r)
 	engine_invalidate(e, inos, n, revert_end, r);
 }
 
-static bool affected(const struct revert *r, const struct file *f)
+/*
+ * The affected files, one after another: all there are, or the held ones, of which there is a list,
+ * so that the end of one session's step does not look at every file. Start with NULL and 0.
+ */
+static struct file *next_file(const struct revert *r, struct file *f, size_t *pos)
 {
-	return r->all || f->held;
+	struct cache *c = &r->e->c;
+	struct list *l = f ? f->held_link.next : c->held.next;
+
+	if (r->all)
+		return file_next(c, pos);
+	return l == &c->held ? NULL : list_entry(l, struct file, held_link);
 }
 
 /* Drops what no commit knows. The files' blocks are settled. */
 static void forget(struct revert *r)
 {
 	struct cache *c = &r->e->c;
+	struct file *f = NULL;
+	size_t pos = 0;
 
-	for (unsigned int h = 0; h < FILE_HASH; h++) {
-		list_for_each(l, &c->files[h])
-		{
-			struct file *f = list_entry(l, struct file, hash_link);
-			struct slot *s;
+	while ((f = next_file(r, f, &pos))) {
+		struct slot *s;
 
-			if (!affected(r, f))
-				continue;
-			for (uint32_t i = 0; (s = file_slot_next(f, &i)); i++) {
-				if (s->b)
-					block_drop(s->b);
-				if (!f->session)
-					s->keep = false;
-				if (s->seq == 0)
-					slot_drop_live(c, f, s, i);
-				/* A place with seq != 0 stays taken: the committed map has it. */
-				memset(&s->live, 0, sizeof(s->live));
-				s->seq = 0;
-				s->unsure = false;
-				slot_trim(c, s);
-				slot_account(c, f, i);
-			}
-			/* So is what was to be freed: it is the committed state. */
-			f->frees.n = 0;
-			list_remove(&f->changed_link);
-			f->changed = f->touched = false;
+		for (uint32_t i = 0; (s = file_slot_next(f, &i)); i++) {
+			if (s->b)
+				block_drop(s->b);
+			if (!f->session)
+				s->keep = false;
+			if (s->seq == 0)
+				slot_drop_live(c, f, s, i);
+			/* A place with seq != 0 stays taken: the committed map has it. */
+			memset(&s->live, 0, sizeof(s->live));
+			s->seq = 0;
+			s->unsure = false;
+			slot_trim(c, s);
+			slot_account(c, f, i);
 		}
+		/* So is what was to be freed: it is the committed state. */
+		f->frees.n = 0;
+		list_remove(&f->changed_link);
+		f->changed = f->touched = false;
 	}
 	if (r->all)
 		c->orphans.n = 0;
@@ -192,29 +198,20 @@ static void forget(struct revert *r)
 static int collect(struct revert *r)
 {
 	struct cache *c = &r->e->c;
+	struct file *f = NULL;
 	struct ns_attr a;
-	size_t n = 0;
+	size_t n = 0, pos = 0;
 
-	for (unsigned int h = 0; h < FILE_HASH; h++) {
-		list_for_each(l, &c->files[h])
-		{
-			n += affected(r, list_entry(l, struct file, hash_link));
-		}
-	}
+	while ((f = next_file(r, f, &pos)))
+		n++;
 	r->inos = calloc(n ? 2 * n : 1, sizeof(*r->inos));
 	if (!r->inos)
 		return -ENOMEM;
-	for (unsigned int h = 0; h < FILE_HASH; h++) {
-		list_for_each(l, &c->files[h])
-		{
-			struct file *f = list_entry(l, struct file, hash_link);
-
-			if (!affected(r, f))
-				continue;
-			r->inos[r->n++] = f->ino;
-			if (!r->all && ns_getattr(c->ns, f->ino, &a) == 0 && a.parent != NS_ROOT)
-				r->inos[r->n++] = a.parent;
-		}
+	pos = 0;
+	while ((f = next_file(r, f, &pos))) {
+		r->inos[r->n++] = f->ino;
+		if (!r->all && ns_getattr(c->ns, f->ino, &a) == 0 && a.parent != NS_ROOT)
+			r->inos[r->n++] = a.parent;
 	}
 	return 0;
 }
@@ -222,17 +219,12 @@ static int collect(struct revert *r)
 /* True: a block is busy, the waiter will be woken. */
 static bool wait_idle(struct revert *r)
 {
-	struct cache *c = &r->e->c;
+	struct file *f = NULL;
+	size_t pos = 0;
 
-	for (unsigned int h = 0; h < FILE_HASH; h++) {
-		list_for_each(l, &c->files[h])
-		{
-			struct file *f = list_entry(l, struct file, hash_link);
-
-			if (affected(r, f) && !file_settle(c, f, 0, UINT32_MAX, &r->w))
-				return true;
-		}
-	}
+	while ((f = next_file(r, f, &pos)))
+		if (!file_settle(&r->e->c, f, 0, UINT32_MAX, &r->w))
+			return true;
 	return false;
 }
 

@@ -122,7 +122,8 @@ void scrub_start(struct engine *e, struct engine_op *op)
 {
 	struct cache *c = &e->c;
 	struct scrub_run *r;
-	size_t n = 0;
+	size_t n = c->files.n, pos = 0;
+	struct file *f;
 
 	if (e->scrub.running) {
 		op->res = -EBUSY;
@@ -130,12 +131,6 @@ void scrub_start(struct engine *e, struct engine_op *op)
 		return;
 	}
 	r = calloc(1, sizeof(*r));
-	for (unsigned int h = 0; h < FILE_HASH; h++) {
-		list_for_each(l, &c->files[h])
-		{
-			n++;
-		}
-	}
 	if (r) {
 		r->inos = calloc(n ? n : 1, sizeof(*r->inos));
 		r->buf = aligned_alloc(MOMENT_UNIT, c->block);
@@ -154,14 +149,9 @@ void scrub_start(struct engine *e, struct engine_op *op)
 	memset(r->buf, 0, c->block); /* touched now, not while reading */
 	list_init(&r->work.link);
 	e->scrub = (struct scrub){.running = true, .op = op, .run = r};
-	for (unsigned int h = 0; h < FILE_HASH; h++) {
-		list_for_each(l, &c->files[h])
-		{
-			struct file *f = list_entry(l, struct file, hash_link);
-
-			r->inos[r->n++] = f->ino;
-			e->scrub.total += f->bytes;
-		}
+	while ((f = file_next(c, &pos))) {
+		r->inos[r->n++] = f->ino;
+		e->scrub.total += f->bytes;
 	}
 	scrub_next(r);
 }

@@ -52,17 +52,13 @@ static void mark_slot(struct cache *c, struct file *f, struct slot *s, uint64_t 
 
 void unsure_mark(struct cache *c, uint64_t seq)
 {
+	struct file *f;
 	struct slot *s;
+	size_t pos = 0;
 
-	for (unsigned int h = 0; h < FILE_HASH; h++) {
-		list_for_each(l, &c->files[h])
-		{
-			struct file *f = list_entry(l, struct file, hash_link);
-
-			for (uint32_t n = 0; (s = file_slot_next(f, &n)); n++)
-				mark_slot(c, f, s, seq);
-		}
-	}
+	while ((f = file_next(c, &pos)))
+		for (uint32_t n = 0; (s = file_slot_next(f, &n)); n++)
+			mark_slot(c, f, s, seq);
 }
 
 /* ---- writing again ---- */
