@@ -21,8 +21,8 @@
  * Loop thread only. Violations (freeing what is not allocated) are bugs of the caller: assert.
  */
 #include "engine/arena.h"
+#include "engine/bug.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,9 +5,9 @@
  *
  * Loop thread only. Who gets a block, and which is evicted, is cache.c's.
  */
-#include <assert.h>
 #include <stdlib.h>
 
+#include "engine/bug.h"
 #include "engine/cache.h"
 
 const char *block_state_name(enum block_state s)

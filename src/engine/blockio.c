@@ -9,10 +9,10 @@
  *	hole:	zero --> CLEAN
  *	write:	hash --> drive --> the slot points to the new place --> CLEAN
  */
-#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
+#include "engine/bug.h"
 #include "engine/cache.h"
 #include "engine/commit.h"
 #include "engine/hash.h"

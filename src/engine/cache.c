@@ -13,11 +13,11 @@
  * cache_pump() is the one place that turns free and clean memory into progress; it runs after
  * everything that may have changed the answer.
  */
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/bug.h"
 #include "engine/cache.h"
 #include "engine/commit.h"
 

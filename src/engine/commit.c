@@ -4,12 +4,12 @@
  *
  * Loop thread, except record_run (a work thread, which alone uses the catalog's SQLite meanwhile).
  */
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "engine/bug.h"
 #include "engine/commit.h"
 #include "engine/unsure.h"
 

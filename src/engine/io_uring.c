@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/bug.h"
 #include "engine/io_impl.h"
 
 #define BUF_MAX (UINT64_C(1) << 30) /* the kernel's limit for one registered buffer */
@@ -51,10 +52,7 @@ static void uring_start(struct io_backend *be, struct io_part *part)
 	unsigned int len = (unsigned int)part->count;
 	int idx = io_uring_buf_index(u->buf, u->buf_len, part->buf, part->count);
 
-	if (!sqe) { /* a bug: more parts than be.depth */
-		fprintf(stderr, "momentfs: io_uring submission queue overrun\n");
-		abort();
-	}
+	assert(sqe); /* no more parts than be.depth */
 	switch (part->call) {
 	case IO_CALL_READ:
 		if (idx >= 0)
@@ -99,8 +97,7 @@ static void uring_kick(struct io_backend *be)
 			continue;
 		}
 		/* Not about a request but about the ring: nothing will ever be done again. */
-		fprintf(stderr, "momentfs: io_uring_enter: %s\n", strerror(-ret));
-		abort();
+		bug_stop(strerror(-ret), __FILE__, __LINE__, "io_uring_enter");
 	}
 }
 

@@ -20,7 +20,6 @@
  *
  * Everything but the inbox, the work queues and `outstanding` belongs to the loop thread.
  */
-#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -33,6 +32,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/bug.h"
 #include "engine/io.h"
 #include "engine/cpus.h"
 #include "engine/loop.h"

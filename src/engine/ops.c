@@ -9,7 +9,6 @@
  * A WRITE goes block by block and holds one block for writing at a time, so ops cannot wait for
  * each other in a circle. READ is in ops_read.c.
  */
-#include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/bug.h"
 #include "engine/ops_impl.h"
 
 #define INLINE_COPY  16384u /* below, the loop thread copies itself: a hop costs more */

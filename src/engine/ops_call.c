@@ -2,10 +2,10 @@
 /*
  * ops_call.c - ops for callers that want to wait: any thread but the loop's.
  */
-#include <assert.h>
 #include <pthread.h>
 #include <string.h>
 
+#include "engine/bug.h"
 #include "engine/engine_impl.h"
 
 struct call {

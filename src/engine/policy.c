@@ -27,9 +27,9 @@
  * Loop thread only. A node is the cache's; between insert and remove its link, queue and where are
  * ours.
  */
+#include "engine/bug.h"
 #include "engine/policy.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 

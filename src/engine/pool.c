@@ -13,9 +13,9 @@
  * `super` of its own; commits come one after the other, so it needs no lock. The loop thread's view
  * of the commit number is atomic.
  */
+#include "engine/bug.h"
 #include "engine/pool.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -13,9 +13,9 @@
  * Invariant: bits from `units` to the end of the last group are 1, so a search needs no end check.
  * Loop thread only.
  */
+#include "engine/bug.h"
 #include "engine/pool_map.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -29,9 +29,9 @@
  *
  * Stateless. pool_super_write() runs on a work thread, reading at opening.
  */
+#include "engine/bug.h"
 #include "engine/pool_super.h"
 
-#include <assert.h>
 #include <endian.h>
 #include <errno.h>
 #include <string.h>

@@ -4,7 +4,11 @@
  * are shorter than what the file became, read-ahead of a tail that grows, memory that is all out
  * on leases while others want some.
  */
+#include <signal.h>
+#include <sys/wait.h>
+
 #include "session_fixture.h"
+#include "engine/cache.h"
 #include "early_write.h"
 
 static uint64_t make(const char *name)
@@ -298,6 +302,35 @@ static void test_fresh_beside_hints(void **state)
 	is(ino_of("b/exp_avg_sq"), 0, 10 * BLOCK, 0);
 }
 
+/* In a child: what a broken invariant does to the process that meets it. */
+static void test_broken_invariant(void **state)
+{
+	char text[1024] = "";
+	int fds[2], status;
+	pid_t child;
+
+	(void)state;
+	put(make("kept"), 0, 5000, 1);
+	sync_all();
+	assert_int_equal(pipe(fds), 0);
+	child = fork();
+	if (child == 0) {
+		struct cache c = {0}; /* not quiet */
+
+		signal(SIGABRT, SIG_DFL);
+		dup2(fds[1], STDERR_FILENO);
+		file_holes(&c, NULL, 0, 1, false);
+		_exit(0);
+	}
+	close(fds[1]);
+	assert_true(read(fds[0], text, sizeof(text) - 1) > 0);
+	close(fds[0]);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+	assert_non_null(strstr(text, "c->quiet does not hold in file_holes() (block.c:"));
+	assert_non_null(strstr(text, "the last commit"));
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
@@ -305,6 +338,7 @@ int main(void)
 		T(test_many_readers),	 T(test_answered_early),
 		T(test_lease_that_is_kept),
 		T(test_fresh_beside_hints),
+		T(test_broken_invariant),
 	};
 
 	alarm(120); /* something hangs */
