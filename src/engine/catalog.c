@@ -274,6 +274,27 @@ static int call_on_map(const struct catalog_opts *opts, const struct cat_image *
 	return res;
 }
 
+/*
+ * What was read may be only in the kernel's cache: a process before us died between a write and its
+ * sync, or somebody has just copied the files. From here on it counts as committed, and places that
+ * it does not use are written over: so it is made durable first.
+ */
+static int make_durable(struct catalog *c, char *err, size_t errlen)
+{
+	int res = cat_settle(c->db);
+
+	if (res == -ENOSPC && cat_ballast_drop(c))
+		res = cat_settle(c->db);
+	if (!res && fsync(c->dirfd) < 0)
+		res = -errno;
+	if (res < 0)
+		cat_message(err, errlen,
+			    "what " CATALOG_FILE " and its -wal hold could not be made durable: %s%s",
+			    strerror(-res),
+			    res == -ENOSPC ? " (free some space on this file system)" : "");
+	return res;
+}
+
 static int load(struct catalog *c, const struct catalog_opts *opts, sqlite3 *db, char *err,
 		size_t errlen)
 {
@@ -362,11 +383,10 @@ int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *er
 			res = cat_prepare(c);
 		if (!res) {
 			sqlite3_wal_hook(c->db, count_wal, c);
-			/* What was read may be only in the kernel's cache: a process before could
-			 * not sync it, and died. */
-			c->unsettled = true;
-			cat_ballast_restore(c);
+			res = make_durable(c, err, errlen);
 		}
+		if (!res)
+			cat_ballast_restore(c);
 	}
 	if (!res) {
 		*out = c;

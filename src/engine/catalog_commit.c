@@ -9,7 +9,7 @@
  * succeeded, so a failure has nothing to put back but marks.
  *
  * A failed COMMIT may have left a complete transaction in the WAL that a crash would bring to life.
- * So after such a failure the WAL is emptied, durably; where that fails too, catalog_uncertain(),
+ * So after such a failure the WAL is settled (cat_settle); where that fails too, catalog_uncertain(),
  * and it is tried again before the next commit. That one must not be added to a WAL of which a sync
  * has failed: what was written there before, and not synced, may be missing in front of it.
  *
@@ -485,16 +485,36 @@ static int prepare(struct catalog *c, struct catalog_txn *t)
 	return 0;
 }
 
-/* Empties the WAL, durably, so that a failed commit in it cannot come back. */
-static int settle(sqlite3 *db)
+/*
+ * All that is in the WAL goes to the database, and both are durable: so a failed commit in the WAL
+ * cannot come back, and what was read from the WAL at the start cannot get lost. The WAL keeps its
+ * length, for that is room that no other program can take on a full disk: its header is wiped, which
+ * makes it an empty one for whoever opens it next. SQLite itself starts it anew, since all of it is
+ * in the database.
+ */
+int cat_settle(sqlite3 *db)
 {
-	sqlite3_file *wal = NULL;
-	int rc;
+	static const char wiped[32];
+	sqlite3_file *wal = NULL, *file = NULL;
+	sqlite3_int64 size = 0;
+	int rc, frames = 0, done = 0;
 
-	rc = sqlite3_wal_checkpoint_v2(db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
+	errno = 0;
+	rc = sqlite3_wal_checkpoint_v2(db, NULL, SQLITE_CHECKPOINT_RESTART, &frames, &done);
+	if (rc == SQLITE_OK && frames != done)
+		rc = SQLITE_BUSY;
+	if (rc == SQLITE_OK)
+		rc = sqlite3_file_control(db, "main", SQLITE_FCNTL_FILE_POINTER, &file);
+	if (rc == SQLITE_OK && file && file->pMethods)
+		rc = file->pMethods->xSync(file, SQLITE_SYNC_FULL);
 	if (rc == SQLITE_OK)
 		rc = sqlite3_file_control(db, "main", SQLITE_FCNTL_JOURNAL_POINTER, &wal);
-	if (rc == SQLITE_OK && wal && wal->pMethods)
+	if (rc != SQLITE_OK || !wal || !wal->pMethods)
+		return cat_errno(db, rc);
+	rc = wal->pMethods->xFileSize(wal, &size);
+	if (rc == SQLITE_OK && size)
+		rc = wal->pMethods->xWrite(wal, wiped, sizeof(wiped), 0);
+	if (rc == SQLITE_OK)
 		rc = wal->pMethods->xSync(wal, SQLITE_SYNC_FULL);
 	return cat_errno(db, rc);
 }
@@ -514,9 +534,9 @@ int catalog_commit(struct catalog *c, struct catalog_txn *t)
 	if (res < 0)
 		return res;
 	if (c->unsettled) {
-		res = settle(c->db);
+		res = cat_settle(c->db);
 		if (res == -ENOSPC && cat_ballast_drop(c))
-			res = settle(c->db);
+			res = cat_settle(c->db);
 		if (res < 0)
 			return res;
 		c->unsettled = false;
@@ -526,7 +546,7 @@ int catalog_commit(struct catalog *c, struct catalog_txn *t)
 	if (res == -ENOSPC && cat_ballast_drop(c))
 		res = write_txn(c, t, &tried);
 	if (res < 0 && tried) {
-		c->unsettled = settle(c->db) < 0;
+		c->unsettled = cat_settle(c->db) < 0;
 		set_uncertain(c, c->unsettled);
 	}
 	if (res < 0 || c->making)

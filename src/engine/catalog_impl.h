@@ -157,6 +157,10 @@ int cat_check_tree(struct cat_image *img, struct cat_check *check);
 /* Replaces the tree of c->ns and c->rows by the image. *gone: malloc'ed numbers for on_gone. */
 int cat_install(struct catalog *c, struct cat_image *img, uint64_t **gone, size_t *n_gone);
 
+/* --- catalog_commit.c ------------------------------------------------------------------------ */
+
+int cat_settle(sqlite3 *db);
+
 /* --- catalog_ballast.c ----------------------------------------------------------------------- */
 
 void cat_ballast_restore(struct catalog *c); /* makes it as large as it should be, if there is room

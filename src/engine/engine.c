@@ -4,7 +4,8 @@
  *
  * The order of opening is the order of dependence: lock, arena, catalog (names and maps), pool
  * (what the maps use), io (registers the arena), loop, commit. Nothing is written to the backing
- * before it is known to be ours.
+ * before it is known to be ours. What was read counts as committed, so catalog and pool make it durable
+ * while they open: a process before may have died between a write and its sync.
  *
  * A backing holds: lock, catalog.sqlite (with -wal and -shm beside it), pool, ballast,
  * session.sock.
@@ -378,6 +379,9 @@ static int open_stores(struct engine *e, char *err, size_t errlen)
 			(unsigned long long)super.commit_seq);
 		return -EUCLEAN;
 	}
+	/* The catalog was made durable when it was opened. */
+	if (!e->opts.readonly && super.commit_seq < meta.commit_seq)
+		pool_write_super(e->pool, meta.commit_seq); /* a hint: its failure loses nothing */
 	return 0;
 
 pool_error:

@@ -176,6 +176,12 @@ static int read_file(struct pool *p, const struct pool_opts *o, uint64_t *size, 
 		*why = "cut off: shorter than its superblock region; restore it from a copy";
 		return -EUCLEAN;
 	}
+	/* A process before us may have died before it synced what the catalog refers to, or somebody has
+	 * just copied the file. */
+	if (!p->readonly && fdatasync(p->fd)) {
+		*why = "cannot be synced";
+		return -errno;
+	}
 	/* Bytes of a last incomplete unit are of a growth that a crash cut short. */
 	*size = (uint64_t)st.st_size / MOMENT_UNIT * MOMENT_UNIT;
 	/* The region is there already, so this only asks whether the host can reserve at all; on a

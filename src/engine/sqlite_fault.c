@@ -28,6 +28,8 @@ struct sqlite_fault {
 	uint64_t rng;
 	uint64_t writes, writes_at_set;
 	bool is_cut;
+	bool dead;		   /* as is_cut for all calls, but the files are as they were */
+	unsigned int syncs_to_die; /* 0: none */
 	int last_errno; /* of the last failure; as errno, a success leaves it alone */
 	struct list files;
 };
@@ -95,8 +97,12 @@ static int before(struct sqlite_fault *f, enum io_call call, int rc)
 {
 	const struct fault_kind *k = &f->spec.kind[call];
 
-	if (f->is_cut)
+	if (f->is_cut || f->dead)
 		return fail(f, EIO, rc);
+	if (call == IO_CALL_SYNC && f->syncs_to_die && --f->syncs_to_die == 0) {
+		f->dead = true;
+		return fail(f, EIO, rc);
+	}
 	if (!armed(f))
 		return SQLITE_OK;
 	if (chance(f, k->delay))
@@ -220,7 +226,7 @@ static int file_sync(sqlite3_file *file, int flags)
 		if (ff->syncs_dir)
 			tracked_dirsync(&f->files);
 		ff->syncs_dir = false;
-	} else if (t) {
+	} else if (t && !f->dead) {
 		tracked_doubt(t);
 	}
 	pthread_mutex_unlock(&f->lock);
@@ -323,7 +329,7 @@ static int vfs_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int 
 	ff->t = NULL;
 	ff->inner->pMethods = NULL;
 	pthread_mutex_lock(&f->lock);
-	if (f->is_cut) {
+	if (f->is_cut || f->dead) {
 		rc = fail(f, EIO, SQLITE_CANTOPEN);
 		goto out_unlock;
 	}
@@ -332,7 +338,8 @@ static int vfs_open(sqlite3_vfs *vfs, const char *path, sqlite3_file *file, int 
 	if (rc != SQLITE_OK)
 		goto out_unlock;
 	file->pMethods = &file_methods;
-	ff->syncs_dir = !exists && flags & (SQLITE_OPEN_WAL | SQLITE_OPEN_MAIN_JOURNAL |
+	/* SQLite's own VFS does so too, whether or not the file is new. */
+	ff->syncs_dir = flags & SQLITE_OPEN_CREATE && flags & (SQLITE_OPEN_WAL | SQLITE_OPEN_MAIN_JOURNAL |
 					    SQLITE_OPEN_SUPER_JOURNAL);
 	if (path && !(flags & SQLITE_OPEN_DELETEONCLOSE)) {
 		ff->t = tracked_get(&f->files, path, exists);
@@ -353,7 +360,7 @@ static int vfs_delete(sqlite3_vfs *vfs, const char *path, int sync_dir)
 	int rc = SQLITE_IOERR_DELETE;
 
 	pthread_mutex_lock(&f->lock);
-	if (f->is_cut) {
+	if (f->is_cut || f->dead) {
 		rc = fail(f, EIO, SQLITE_IOERR_DELETE);
 		goto out_unlock;
 	}
@@ -498,6 +505,39 @@ void sqlite_fault_cut(struct sqlite_fault *f, uint64_t seed)
 	pthread_mutex_unlock(&f->lock);
 }
 
+void sqlite_fault_die_in_sync(struct sqlite_fault *f, unsigned int n)
+{
+	pthread_mutex_lock(&f->lock);
+	f->syncs_to_die = n;
+	pthread_mutex_unlock(&f->lock);
+}
+
+void sqlite_fault_die(struct sqlite_fault *f)
+{
+	pthread_mutex_lock(&f->lock);
+	f->dead = true;
+	pthread_mutex_unlock(&f->lock);
+}
+
+bool sqlite_fault_is_dead(struct sqlite_fault *f)
+{
+	bool dead;
+
+	pthread_mutex_lock(&f->lock);
+	dead = f->dead;
+	pthread_mutex_unlock(&f->lock);
+	return dead;
+}
+
+void sqlite_fault_revive(struct sqlite_fault *f)
+{
+	pthread_mutex_lock(&f->lock);
+	f->dead = false;
+	f->syncs_to_die = 0;
+	f->spec = (struct fault_spec){0};
+	pthread_mutex_unlock(&f->lock);
+}
+
 bool sqlite_fault_is_cut(struct sqlite_fault *f)
 {
 	bool is_cut;
@@ -511,7 +551,8 @@ bool sqlite_fault_is_cut(struct sqlite_fault *f)
 void sqlite_fault_restore(struct sqlite_fault *f)
 {
 	pthread_mutex_lock(&f->lock);
-	f->is_cut = false;
+	f->is_cut = f->dead = false;
+	f->syncs_to_die = 0;
 	f->spec = (struct fault_spec){0};
 	tracked_forget_all(&f->files);
 	pthread_mutex_unlock(&f->lock);

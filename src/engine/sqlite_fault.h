@@ -33,6 +33,19 @@ int sqlite_fault_set(struct sqlite_fault *f, const char *spec, char *why, size_t
 void sqlite_fault_cut(struct sqlite_fault *f, uint64_t seed);
 bool sqlite_fault_is_cut(struct sqlite_fault *f);
 
+/*
+ * The process dies in its sync number `n` from now on (1: the next one), before the sync has done
+ * anything; 0: it does not. From then on every call fails with EIO and changes nothing, until
+ * sqlite_fault_revive(). What was written stays in the files, as it does in the kernel's cache, and
+ * is as durable as it was: also for a later sqlite_fault_cut(), in another life.
+ */
+void sqlite_fault_die_in_sync(struct sqlite_fault *f, unsigned int n);
+/* At once: a kill. */
+void sqlite_fault_die(struct sqlite_fault *f);
+bool sqlite_fault_is_dead(struct sqlite_fault *f);
+/* Another process may begin. All files must have been closed. */
+void sqlite_fault_revive(struct sqlite_fault *f);
+
 /* The power is back. All files must have been closed. What is on the drive is durable. */
 void sqlite_fault_restore(struct sqlite_fault *f);
 

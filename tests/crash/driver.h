@@ -7,6 +7,10 @@
  * future, counted in calls and then in microseconds: there the power goes out, for the pool and the
  * catalog in one turn of the loop thread, and the test jumps out of whatever it was doing to
  * `cut_jump`. So what stands after a call in a test happened before the power went out.
+ *
+ * drive_die_in_sync() names a sync of the catalog in which the process dies. What it had written is in
+ * the kernel's cache then: the next life reads it, and a power cut in that life may still lose it, if
+ * nobody has synced it in between.
  */
 #ifndef TEST_CRASH_DRIVER_H
 #define TEST_CRASH_DRIVER_H
@@ -59,7 +63,7 @@ static uint64_t rng, seed;
 static unsigned long calls; /* since the engine was opened */
 static unsigned long cut_call;
 static unsigned int cut_us;
-static bool cut_planned, was_cut, verbose;
+static bool cut_planned, was_cut, died, verbose;
 static uint64_t cut_seed;
 static char last_notes[32][160];
 static unsigned long notes;
@@ -199,6 +203,23 @@ static inline void power_cut(void)
 	longjmp(cut_jump, 1);
 }
 
+/* The process died in a sync (drive_die_in_sync): whatever it was told since does not count. */
+static inline void look_for_death(void)
+{
+	if (was_cut || died || !sqlite_fault_is_dead(vfs))
+		return;
+	cut_planned = false;
+	died = true;
+	note("the process died in a sync of the catalog (call %lu)", calls);
+	longjmp(cut_jump, 1);
+}
+
+/* The process dies in sync number n of the catalog from now on. */
+static inline void drive_die_in_sync(unsigned int n)
+{
+	sqlite_fault_die_in_sync(vfs, n);
+}
+
 /* The power goes out `us` microseconds after call number `call` was made. */
 static inline void drive_cut_at(unsigned long call, unsigned int us)
 {
@@ -256,6 +277,7 @@ static inline void wait_for(bool *done)
 	if (!*done)
 		die("no answer within %d seconds: it hangs", CALL_SECONDS);
 	pthread_mutex_unlock(&wait_lock);
+	look_for_death();
 }
 
 /* ---- ops ---- */
@@ -471,7 +493,7 @@ static inline int drive_try_open(const char *dir, const struct engine_opts *opts
 	o.vfs = "crash";
 	o.log = drive_log;
 	o.holder = "crash test";
-	cut_planned = was_cut = false;
+	cut_planned = was_cut = died = false;
 	return engine_open(dir, &o, &e, err, errlen);
 }
 
@@ -484,10 +506,13 @@ static inline void drive_open(const char *dir, const struct engine_opts *opts)
 		die("the backing does not open: %s (%s)", err, strerror(-r));
 }
 
-/* After a cut, or as a kill -9; the power is back. */
+/* After a cut, or as a kill -9; the power is back. What a process that died had not synced is in the
+ * kernel's cache for the next one. */
 static inline void drive_abandon(void)
 {
 	cut_planned = false;
+	if (!was_cut)
+		sqlite_fault_die(vfs);
 	client_close();
 	engine_abandon(e);
 	e = NULL;
@@ -497,7 +522,10 @@ static inline void drive_abandon(void)
 		list_remove(&o->link);
 		free(o);
 	}
-	sqlite_fault_restore(vfs);
+	if (was_cut)
+		sqlite_fault_restore(vfs);
+	else
+		sqlite_fault_revive(vfs);
 }
 
 #endif

@@ -329,8 +329,9 @@ static void do_remove(void)
 	i = which[below((uint64_t)n)];
 	note("remove %s", params[i].name);
 	m.p[0] = params[i].handle;
-	must(client_call(&m.m.h, MOMENT_MSG_REMOVE, sizeof(m.m) + sizeof(m.p[0])), "remove");
+	/* From here on a commit may have it, whether or not the answer comes before the power goes. */
 	params[i].state = P_REMOVED;
+	must(client_call(&m.m.h, MOMENT_MSG_REMOVE, sizeof(m.m) + sizeof(m.p[0])), "remove");
 }
 
 /* ---- looking ---- */
@@ -657,10 +658,13 @@ static void life(void)
 	unsigned long ops;
 
 	if (setjmp(cut_jump)) {
+		stats_cuts += was_cut;
+		stats_died += died;
 		drive_abandon();
-		stats_cuts++;
 	} else {
 		faulty = with_faults && below(3) == 0;
+		if (below(4) == 0)
+			drive_die_in_sync(1 + (unsigned int)below(10));
 		drive_cut_at(below(below(2) ? 60 : 400), below(3) ? (unsigned int)below(3000) : 0);
 		ops = 30 + below(60);
 		for (unsigned long i = 0; i < ops; i++)
@@ -676,11 +680,18 @@ static void life(void)
 			note("the end, with a commit");
 			client_close();
 			r = engine_close(e, true);
-			must(r, "engine_close");
-			if (!was_torn && hist[nhist - 1].label != STEP_NONE)
-				durable_label(hist[nhist - 1].label);
-			plain_is_durable();
 			e = NULL;
+			died = sqlite_fault_is_dead(vfs);
+			sqlite_fault_revive(vfs);
+			if (died) {
+				note("the process died in a sync of its end");
+				stats_died++;
+			} else {
+				must(r, "engine_close");
+				if (!was_torn && hist[nhist - 1].label != STEP_NONE)
+					durable_label(hist[nhist - 1].label);
+				plain_is_durable();
+			}
 		} else {
 			note("killed");
 			drive_abandon();
@@ -768,10 +779,12 @@ int main(int argc, char **argv)
 		chain(first + n, cuts - done < LIVES ? cuts - done : LIVES, where);
 	}
 	printf("%llu cuts, %llu of them with a later step than the last known one committed; %llu commits, "
-	       "%llu rollbacks, %llu torn steps, %llu times faults, %llu times blocks lost, %llu times no space\n",
+	       "%llu rollbacks, %llu torn steps, %llu times faults, %llu times blocks lost, %llu times no space, "
+	       "%llu deaths in a sync\n",
 	       (unsigned long long)stats_cuts, (unsigned long long)stats_under_way,
 	       (unsigned long long)stats_commits, (unsigned long long)stats_rollbacks,
 	       (unsigned long long)stats_torn, (unsigned long long)stats_faults,
-	       (unsigned long long)stats_dropped, (unsigned long long)stats_full);
+	       (unsigned long long)stats_dropped, (unsigned long long)stats_full,
+	       (unsigned long long)stats_died);
 	return 0;
 }
