@@ -104,25 +104,16 @@ static bool finish_commit(struct request *r, int64_t res)
 	return false;
 }
 
-static void rollback_seen(void *arg)
-{
-	struct request *r = arg;
-
-	control_end(r->d, 0, "rolled back to the last commit");
-	fuse_reply_write(r->req, r->size);
-	request_destroy(r);
-}
-
-/* Readers must not see older pages once the write has returned. */
 static bool finish_rollback(struct request *r, int64_t res)
 {
 	if (res < 0) {
 		explain(r->d, "rollback", (int)res);
 		reply_err(r->req, (int)res);
-		return false;
+	} else {
+		control_end(r->d, 0, "rolled back to the last commit");
+		fuse_reply_write(r->req, r->size);
 	}
-	notify_all(r->d->notify, rollback_seen, r);
-	return true;
+	return false;
 }
 
 static bool finish_scrub(struct request *r, int64_t res)

@@ -8,7 +8,7 @@
  *             waits for the drive: it replies at once from memory, or hands an op to the engine and
  *             the reply is made by the op's callback
  *   interrupt one; looks whether a caller that got a signal is to die (interrupt.c)
- *   notify    one; tells the kernel which pages are stale (notify.c)
+ *   notify    one; tells the kernel what it holds and is stale (notify.c)
  * The session socket is served by the engine's loop thread (session_socket.c).
  *
  * A FUSE request has exactly one owner at any time: the handler, then (after request_submit) the
@@ -134,16 +134,16 @@ static inline bool ino_is_virtual(uint64_t ino)
 /* The name under which the residency of a file can be read (momentctl ls); in no list of names. */
 #define XATTR_CACHE "user.moment.cache"
 
-/* How long the kernel may keep names and attributes, seconds. Sessions change both without it. */
+/* How long the kernel may keep names and attributes, seconds, if it is not told (notify.c). */
 #define ATTR_TIMEOUT 1.0
 
-void attr_to_stat(const struct ns_attr *a, unsigned int writers, struct stat *st);
+void attr_to_stat(const struct ns_attr *a, struct stat *st);
 /* Attributes of any inode, and how long the kernel may keep them. */
 int daemon_getattr(struct daemon *d, uint64_t ino, struct stat *st, double *timeout);
 
 /* What the kernel gets with a name. It carries a reference; daemon_forget() is for when it fails.
  */
-void daemon_fill_entry(struct daemon *d, const struct ns_attr *a, struct fuse_entry_param *e);
+void daemon_fill_entry(const struct ns_attr *a, struct fuse_entry_param *e);
 void daemon_forget(struct daemon *d, uint64_t ino, uint64_t n);
 
 /* ---- lost.c: mapped bytes that could not be taken ----------------------------------------------
@@ -196,6 +196,15 @@ void control_answer_detach(struct daemon *d, int res, const char *message);
 
 /* ---- fuse_data.c ---------------------------------------------------------------------------- */
 
+/* Something for the notify thread (notify.c): drops the pages of `ino` from off on, if len. */
+struct notify_job {
+	struct notify_job *next;
+	struct notify *notify;
+	void (*run)(struct notify_job *);
+	uint64_t ino, off, len;
+	struct engine_boundary *boundary;
+};
+
 /*
  * A FUSE request that the engine works on. `finish` replies and may resubmit (then it returns
  * true); it runs where the op's done() or accepted() runs: on a work thread for READ, else on the
@@ -210,6 +219,9 @@ struct request {
 	struct rx_buf *buf; /* the receive buffer that holds op.data, or NULL */
 	char *text;	    /* malloc'ed, freed with the request: lines still to do (control.c) */
 	size_t size, pos, done;
+	int64_t result;
+	bool direct; /* a WRITE that goes past the kernel's pages */
+	struct notify_job notify;
 	atomic_uint refs;
 	atomic_bool interrupted;
 	pthread_mutex_t lock; /* what follows */
@@ -270,13 +282,11 @@ int init_reply_hook(struct daemon *d);
 int notify_create(struct daemon *d);
 void notify_stop(struct daemon *d);    /* does what is queued, then ends the thread ... */
 void notify_destroy(struct daemon *d); /* ... when the engine is closed: frees */
-void notify_opened(struct notify *n, uint64_t ino);
-void notify_closed(struct notify *n, uint64_t ino);
 /* The engine's boundary hook; arg: the daemon. */
 void notify_boundary(void *arg, struct engine_boundary *b);
-/* Everything that the kernel may keep of any file is stale (rollback). then(arg) runs on the notify
- * thread afterwards. */
-void notify_all(struct notify *n, void (*then)(void *arg), void *arg);
+/* j->run() is called on the notify thread when the pages of j's range are gone. False: there are
+ * none, nothing will be called. */
+bool notify_direct(struct notify *n, struct notify_job *j);
 
 /* ---- session_socket.c ----------------------------------------------------------------------- */
 

@@ -184,13 +184,12 @@ void data_create_handle(struct daemon *d, uint64_t ino, struct fuse_file_info *f
 	fi->fh = 0;
 	/* Without it an open beside a dirty mapping writes it back 4 KiB at a time. */
 	fi->keep_cache = 1;
+	(void)ino;
 	atomic_fetch_add(&d->handles, 1);
-	notify_opened(d->notify, ino);
 }
 
 static void close_handle(struct daemon *d, uint64_t ino, bool write)
 {
-	notify_closed(d->notify, ino);
 	ns_release(d->ns, ino, write);
 	if (atomic_fetch_sub(&d->handles, 1) == 1 && atomic_load(&d->detaching))
 		daemon_raise(d, EVENT_IDLE);
@@ -283,6 +282,15 @@ static bool finish_read(struct request *r, int64_t res)
 	return false;
 }
 
+/*
+ * Does this READ or WRITE go past the kernel's pages? A mapping made with an O_DIRECT descriptor has
+ * pages all the same; but only what comes straight from a call has an owner of locks.
+ */
+static bool past_pages(const struct fuse_file_info *fi)
+{
+	return fi->flags & O_DIRECT && fi->lock_owner && !fi->writepage;
+}
+
 void data_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
 	struct request *r;
@@ -291,6 +299,8 @@ void data_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fu
 		text_read(text_of(fi), req, size, off);
 		return;
 	}
+	if (!past_pages(fi))
+		ns_set_paged(daemon_of(req)->ns, ino);
 	r = request_create(req, ENGINE_READ, ino, finish_read);
 	if (!r)
 		return;
@@ -299,14 +309,36 @@ void data_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fu
 	request_submit(r);
 }
 
+static void answer_write(struct request *r)
+{
+	if (r->result < 0)
+		reply_err(r->req, (int)r->result);
+	else
+		fuse_reply_write(r->req, (size_t)r->result);
+}
+
+static void write_seen(struct notify_job *j)
+{
+	struct request *r = container_of(j, struct request, notify);
+
+	answer_write(r);
+	request_put(r);
+}
+
 static bool finish_write(struct request *r, int64_t res)
 {
-	if (res < 0) {
-		reply_err(r->req, (int)res);
-	} else {
+	if (res >= 0)
 		lost_found(r->d, r->op.ino, r->op.off, r->op.off + (uint64_t)res);
-		fuse_reply_write(r->req, (size_t)res);
+	r->result = res;
+	if (r->direct) { /* one that failed may have written a part */
+		r->notify = (struct notify_job){
+			.run = write_seen, .ino = r->op.ino, .off = r->op.off, .len = r->op.len};
+		atomic_fetch_add(&r->refs, 1);
+		if (notify_direct(r->d->notify, &r->notify))
+			return false;
+		atomic_fetch_sub(&r->refs, 1);
 	}
+	answer_write(r);
 	return false;
 }
 
@@ -332,6 +364,9 @@ void data_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, of
 	r = request_create(req, ENGINE_WRITE, ino, fi->writepage ? finish_writepage : finish_write);
 	if (!r)
 		return;
+	r->direct = past_pages(fi);
+	if (!r->direct)
+		ns_set_paged(r->d->ns, ino);
 	r->buf = rx_take(); /* `buf` lies in it */
 	r->op.accepted = on_accepted;
 	r->op.data = buf;

@@ -117,7 +117,7 @@ static int list_real(struct daemon *d, struct listing *l, uint64_t dir, off_t of
 	l->last = &l->first;
 	res = ns_readdir(d->ns, dir, off <= 2 ? 0 : (uint64_t)off - 2, l->plus, collect, l);
 	for (struct listed *e = l->first; e; e = e->next) {
-		daemon_fill_entry(d, &e->a, &p);
+		daemon_fill_entry(&e->a, &p);
 		listing_add(l, e->name, &p, e->cookie); /* fits: collect() has counted */
 	}
 	return res;

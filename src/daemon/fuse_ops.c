@@ -36,7 +36,7 @@ void daemon_forget(struct daemon *d, uint64_t ino, uint64_t n)
 
 /* ---- attributes ----------------------------------------------------------------------------- */
 
-void attr_to_stat(const struct ns_attr *a, unsigned int writers, struct stat *st)
+void attr_to_stat(const struct ns_attr *a, struct stat *st)
 {
 	uint64_t bytes = a->bytes;
 
@@ -44,7 +44,7 @@ void attr_to_stat(const struct ns_attr *a, unsigned int writers, struct stat *st
 	 * Pages that are dirty through a mapping are unknown here: while one may exist, claim that
 	 * there are no holes, or `tar -S` would archive zeros.
 	 */
-	if (writers)
+	if (a->writers)
 		bytes = max_u64(bytes, round_up_u64(a->size, MOMENT_UNIT));
 	memset(st, 0, sizeof(*st));
 	st->st_ino = a->ino;
@@ -60,18 +60,14 @@ void attr_to_stat(const struct ns_attr *a, unsigned int writers, struct stat *st
 	st->st_ctim = a->ctime;
 }
 
-/* With a writable handle open the figures change without notice when it is closed. */
-static double attr_timeout(unsigned int writers)
+/*
+ * With a writable handle open the figures change without notice when it is closed, those of a made-up
+ * file with its neighbours (ns_shown_locked() has the same rule).
+ */
+static double fill_stat(const struct ns_attr *a, struct stat *st)
 {
-	return writers ? 0 : ATTR_TIMEOUT;
-}
-
-static double fill_stat(struct daemon *d, const struct ns_attr *a, struct stat *st)
-{
-	unsigned int writers = S_ISREG(a->mode) ? ns_open_writers(d->ns, a->ino) : 0;
-
-	attr_to_stat(a, writers, st);
-	return attr_timeout(writers);
+	attr_to_stat(a, st);
+	return a->writers || a->flags & NS_GENERATED ? 0 : ATTR_TIMEOUT;
 }
 
 int daemon_getattr(struct daemon *d, uint64_t ino, struct stat *st, double *timeout)
@@ -82,17 +78,17 @@ int daemon_getattr(struct daemon *d, uint64_t ino, struct stat *st, double *time
 	*timeout = ATTR_TIMEOUT;
 	if (ino_is_virtual(ino))
 		return virt_getattr(d, ino, st);
-	res = ns_getattr(d->ns, ino, &a);
+	res = ns_look(d->ns, ino, false, &a);
 	if (!res)
-		*timeout = fill_stat(d, &a, st);
+		*timeout = fill_stat(&a, st);
 	return res;
 }
 
-void daemon_fill_entry(struct daemon *d, const struct ns_attr *a, struct fuse_entry_param *e)
+void daemon_fill_entry(const struct ns_attr *a, struct fuse_entry_param *e)
 {
 	memset(e, 0, sizeof(*e));
 	e->ino = a->ino;
-	e->attr_timeout = fill_stat(d, a, &e->attr);
+	e->attr_timeout = fill_stat(a, &e->attr);
 	e->entry_timeout = ATTR_TIMEOUT;
 }
 
@@ -101,7 +97,7 @@ static void reply_entry(fuse_req_t req, const struct ns_attr *a)
 	struct daemon *d = daemon_of(req);
 	struct fuse_entry_param e;
 
-	daemon_fill_entry(d, a, &e);
+	daemon_fill_entry(a, &e);
 	if (fuse_reply_entry(req, &e) < 0)
 		daemon_forget(d, a->ino, 1);
 }
@@ -240,8 +236,10 @@ static int make(fuse_req_t req, uint64_t parent, const char *name, mode_t mode, 
 	if (res < 0)
 		return res;
 	if (S_ISDIR(mode))
-		return ns_mkdir(d->ns, parent, name, mode, uid, gid, true, a);
-	return ns_create(d->ns, parent, name, mode, uid, gid, true, a);
+		res = ns_mkdir(d->ns, parent, name, mode, uid, gid, true, a);
+	else
+		res = ns_create(d->ns, parent, name, mode, uid, gid, true, a);
+	return res < 0 ? res : ns_look(d->ns, a->ino, true, a);
 }
 
 static void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
@@ -287,9 +285,9 @@ static void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_
 		return;
 	}
 	data_create_handle(d, a.ino, fi);
-	daemon_fill_entry(d, &a, &e);
+	a.writers = write; /* nobody else knows it yet */
+	daemon_fill_entry(&a, &e);
 	if (fuse_reply_create(req, &e, fi) < 0) {
-		notify_closed(d->notify, a.ino);
 		atomic_fetch_sub(&d->handles, 1);
 		ns_release(d->ns, a.ino, write);
 		daemon_forget(d, a.ino, 1);

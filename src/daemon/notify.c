@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * notify.c - tells the kernel which of its pages are stale.
+ * notify.c - tells the kernel what it holds and is not so any more: pages, attributes, names.
  *
- * Only inodes that have been opened since they were last invalidated can have pages in the kernel's
- * cache; the table knows them, so that a step boundary over thousands of files that nobody looks at
- * costs a look-up each and no system call.
+ * What that is, and by which ways it comes about, is in the table of engine/ns_stale.c, with one
+ * exception, which is made here: a write with O_DIRECT. The kernel drops the pages of its range before
+ * such a write is sent, and for one that is asynchronous not again afterwards; a reader beside it
+ * would put the old bytes back there, to stay. So while a file may have pages, the range is dropped
+ * once more when its bytes are in their place, and then the write is answered.
  *
  * The notify thread makes the calls and holds nothing meanwhile: the kernel waits for pages that
- * are being read, and those reads are answered by other threads. Jobs are done in the order of
- * arrival. The lock is a leaf, around the table and the queue.
+ * are being read, and for directories that are being changed, and those requests are answered by
+ * other threads, without waiting for this one. Jobs are done in the order of arrival. The lock is a
+ * leaf, around the queue.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,142 +19,63 @@
 
 #include "daemon/daemon.h"
 
-#define BUCKETS 4096u
-#define STACK	(256u << 10)
-
-struct seen {
-	struct seen *next;
-	uint64_t ino;
-	unsigned int opens;
-	bool cached; /* opened since it was last invalidated */
-};
-
-struct job {
-	struct job *next;
-	struct engine_boundary *boundary; /* or NULL: all inodes */
-	void (*then)(void *arg);
-	void *arg;
-};
+#define STACK (256u << 10)
+#define BATCH 64u
 
 struct notify {
 	struct daemon *d;
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t wake;
-	struct seen *buckets[BUCKETS];
-	struct job *first, **last;
+	struct notify_job *first, **last;
 	bool stop;
+	struct ns_stale batch[BATCH];
 };
 
-static struct seen **find_locked(struct notify *n, uint64_t ino)
+static bool failed(int res)
 {
-	struct seen **p = &n->buckets[(ino * 0x9e3779b97f4a7c15u) >> 52];
-
-	while (*p && (*p)->ino != ino)
-		p = &(*p)->next;
-	return p;
-}
-
-void notify_opened(struct notify *n, uint64_t ino)
-{
-	struct seen **p, *s;
-
-	pthread_mutex_lock(&n->lock);
-	p = find_locked(n, ino);
-	if (!*p) {
-		s = calloc(1, sizeof(*s));
-		if (s) {
-			s->ino = ino;
-			*p = s;
-		}
-	}
-	if (*p) {
-		(*p)->opens++;
-		(*p)->cached = true;
-	}
-	pthread_mutex_unlock(&n->lock);
-}
-
-void notify_closed(struct notify *n, uint64_t ino)
-{
-	struct seen *s;
-
-	pthread_mutex_lock(&n->lock);
-	s = *find_locked(n, ino);
-	if (s && s->opens)
-		s->opens--;
-	pthread_mutex_unlock(&n->lock);
-}
-
-/* Forgets an inode that nobody has open (it is about to have no pages); true if it may have some.
- */
-static bool take(struct notify *n, uint64_t ino)
-{
-	struct seen **p, *s;
-	bool cached = false;
-
-	pthread_mutex_lock(&n->lock);
-	p = find_locked(n, ino);
-	s = *p;
-	if (s) {
-		cached = s->cached;
-		if (!s->opens) {
-			*p = s->next;
-			free(s);
-		}
-	}
-	pthread_mutex_unlock(&n->lock);
-	return cached;
-}
-
-static void invalidate(struct notify *n, uint64_t ino)
-{
-	int res = fuse_lowlevel_notify_inval_inode(n->d->se, ino, 0, 0);
-
-	lost_found(n->d, ino, 0, UINT64_MAX);
 	/* ENOENT: the kernel does not know it (any more). The others: the mount is going. */
-	if (res && res != -ENOENT && res != -ENODEV && res != -ENOTCONN && res != -EBADF)
-		log_warning(
-			"the kernel would not drop old pages of inode %llu: %s; readers may see "
-			"bytes of an earlier step",
-			(unsigned long long)ino, strerror(-res));
+	return res && res != -ENOENT && res != -ENODEV && res != -ENOTCONN && res != -EBADF;
 }
 
-/* A copy of the numbers first: nothing may be held while the kernel is called. */
-static void invalidate_all(struct notify *n)
+static void drop(struct notify *n, uint64_t ino, off_t off, off_t len)
 {
-	size_t count = 0, i = 0;
-	uint64_t *inos;
+	int res = fuse_lowlevel_notify_inval_inode(n->d->se, ino, off, len);
 
-	pthread_mutex_lock(&n->lock);
-	for (unsigned int b = 0; b < BUCKETS; b++)
-		for (struct seen *s = n->buckets[b]; s; s = s->next)
-			count++;
-	inos = count ? malloc(count * sizeof(*inos)) : NULL;
-	for (unsigned int b = 0; inos && b < BUCKETS; b++)
-		for (struct seen *s = n->buckets[b]; s; s = s->next)
-			inos[i++] = s->ino;
-	pthread_mutex_unlock(&n->lock);
-	if (count && !inos)
-		log_warning("no memory to drop the kernel's old pages; readers may see old bytes");
-	while (i--)
-		if (take(n, inos[i]))
-			invalidate(n, inos[i]);
-	free(inos);
+	if (failed(res))
+		log_warning("the kernel would not drop old pages of inode %llu: %s; readers may see "
+			    "old bytes",
+			    (unsigned long long)ino, strerror(-res));
 }
 
-static void run(struct notify *n, struct job *j)
+static void tell(struct notify *n, const struct ns_stale *s)
 {
-	if (!j->boundary) {
-		invalidate_all(n);
-		if (j->then)
-			j->then(j->arg);
-		return;
+	int res;
+
+	if (!s->ino) {
+		res = fuse_lowlevel_notify_inval_entry(n->d->se, s->parent, s->name,
+						       strlen(s->name));
+		if (failed(res))
+			log_warning("the kernel would not drop the name '%s': %s", s->name,
+				    strerror(-res));
+	} else if (s->data) {
+		drop(n, s->ino, 0, 0);
+		lost_found(n->d, s->ino, 0, UINT64_MAX);
+	} else {
+		drop(n, s->ino, -1, 0); /* attributes only */
 	}
-	for (size_t i = 0; i < j->boundary->n; i++)
-		if (take(n, j->boundary->inos[i]))
-			invalidate(n, j->boundary->inos[i]);
+}
+
+static void tell_all(struct notify_job *j)
+{
+	struct notify *n = j->notify;
+	size_t got;
+
+	while ((got = ns_stale_take(n->d->ns, n->batch, BATCH)))
+		for (size_t i = 0; i < got; i++)
+			tell(n, &n->batch[i]);
 	j->boundary->done(j->boundary);
+	free(j);
 }
 
 static void *notify_thread(void *arg)
@@ -160,7 +84,7 @@ static void *notify_thread(void *arg)
 
 	pthread_mutex_lock(&n->lock);
 	for (;;) {
-		struct job *j = n->first;
+		struct notify_job *j = n->first;
 
 		if (!j) {
 			if (n->stop)
@@ -172,48 +96,50 @@ static void *notify_thread(void *arg)
 		if (!n->first)
 			n->last = &n->first;
 		pthread_mutex_unlock(&n->lock);
-		run(n, j);
-		free(j);
+		if (j->len)
+			drop(n, j->ino, (off_t)j->off, (off_t)j->len);
+		j->run(j); /* it may be gone now */
 		pthread_mutex_lock(&n->lock);
 	}
 	pthread_mutex_unlock(&n->lock);
 	return NULL;
 }
 
-static bool queue(struct notify *n, struct engine_boundary *b, void (*then)(void *), void *arg)
+static bool queue(struct notify *n, struct notify_job *j)
 {
-	struct job *j = calloc(1, sizeof(*j));
+	bool stop;
 
-	if (!j)
-		return false;
-	j->boundary = b;
-	j->then = then;
-	j->arg = arg;
+	j->notify = n;
+	j->next = NULL;
 	pthread_mutex_lock(&n->lock);
-	if (n->stop) {
-		pthread_mutex_unlock(&n->lock);
-		free(j);
-		return false;
+	stop = n->stop;
+	if (!stop) {
+		*n->last = j;
+		n->last = &j->next;
+		pthread_cond_signal(&n->wake);
 	}
-	*n->last = j;
-	n->last = &j->next;
-	pthread_cond_signal(&n->wake);
 	pthread_mutex_unlock(&n->lock);
-	return true;
+	return !stop;
 }
 
 void notify_boundary(void *arg, struct engine_boundary *b)
 {
 	struct daemon *d = arg;
+	struct notify_job *j = calloc(1, sizeof(*j));
 
-	if (!queue(d->notify, b, NULL, NULL))
+	if (j) {
+		j->run = tell_all;
+		j->boundary = b;
+	}
+	if (!j || !queue(d->notify, j)) {
+		free(j);
 		b->done(b); /* no memory, or the mount is going */
+	}
 }
 
-void notify_all(struct notify *n, void (*then)(void *arg), void *arg)
+bool notify_direct(struct notify *n, struct notify_job *j)
 {
-	if (!queue(n, NULL, then, arg) && then)
-		then(arg);
+	return j->len && ns_is_paged(n->d->ns, j->ino) && queue(n, j);
 }
 
 int notify_create(struct daemon *d)
@@ -255,14 +181,6 @@ void notify_destroy(struct daemon *d)
 {
 	struct notify *n = d->notify;
 
-	for (unsigned int b = 0; b < BUCKETS; b++) {
-		while (n->buckets[b]) {
-			struct seen *s = n->buckets[b];
-
-			n->buckets[b] = s->next;
-			free(s);
-		}
-	}
 	pthread_cond_destroy(&n->wake);
 	pthread_mutex_destroy(&n->lock);
 	free(n);

@@ -120,10 +120,8 @@ out:
 	return r;
 }
 
-static void adopt_done(void *arg)
+static void adopt_done(struct adopt *a)
 {
-	struct adopt *a = arg;
-
 	ns_forget(a->e->c.ns, a->op.ino, 1);
 	a->done(a->arg, a->res);
 	free(a->name);
@@ -139,7 +137,6 @@ static void adopt_make(struct waiter *w)
 	struct adopt *a = container_of(w, struct adopt, w);
 	struct cache *c = &a->e->c;
 	struct ns_moment none = {.name = "user.moment.name"};
-	uint64_t *inos;
 	int r = a->res;
 
 	if (!r)
@@ -152,11 +149,9 @@ static void adopt_make(struct waiter *w)
 	if (r == 1)
 		return;
 	a->res = r;
-	/* Who has looked at the file knows another length and another text. */
-	inos = r ? NULL : malloc(sizeof(*inos));
-	if (inos)
-		*inos = a->op.ino;
-	engine_invalidate(a->e, inos, inos ? 1 : 0, adopt_done, a);
+	/* Who has looked at the file knows another length and another text: told with the rest, before
+	 * the session's HELLO is answered. */
+	adopt_done(a);
 }
 
 static void adopt_end(struct loop_task *t)
@@ -189,7 +184,7 @@ static bool adopt_start(struct engine *e, uint64_t dir, const char *dirname,
 	struct adopt *a;
 
 	if (ns_getxattr(ns, dir, "user.moment.name", NULL, 0) >= 0 ||
-	    ns_lookup(ns, dir, NS_META_NAME, &at))
+	    ns_ref(ns, dir, NS_META_NAME, &at))
 		return false;
 	a = S_ISREG(at.mode) && !(at.flags & NS_GENERATED) && at.size <= META_MAX
 		    ? calloc(1, sizeof(*a))

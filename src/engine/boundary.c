@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * boundary.c - after a step or a revert, nobody reads older bytes: the edge drops the kernel's
- * pages of what changed, off the loop thread, and says when it is done.
+ * boundary.c - after a step, a registration or a revert, nobody sees what was before: the edge tells
+ * the kernel of all that was noted as stale (ns_stale.c), off the loop thread, and says when it is done.
  */
 #include <stdlib.h>
 
@@ -11,7 +11,6 @@ struct invalidate {
 	struct engine_boundary b;
 	struct loop_task task;
 	struct engine *e;
-	uint64_t *inos;
 	void (*done)(void *arg);
 	void *arg;
 };
@@ -21,7 +20,6 @@ static void invalidate_end(struct loop_task *t)
 	struct invalidate *v = container_of(t, struct invalidate, task);
 
 	v->done(v->arg);
-	free(v->inos);
 	free(v);
 }
 
@@ -34,20 +32,18 @@ static void invalidate_done(struct engine_boundary *b)
 	loop_post(v->e->loop, &v->task);
 }
 
-void engine_invalidate(struct engine *e, uint64_t *inos, size_t n, void (*done)(void *arg),
-		       void *arg)
+void engine_invalidate(struct engine *e, void (*done)(void *arg), void *arg)
 {
-	struct invalidate *v = n && e->opts.boundary ? calloc(1, sizeof(*v)) : NULL;
+	bool any = e->opts.boundary && ns_stale_any(e->c.ns);
+	struct invalidate *v = any ? calloc(1, sizeof(*v)) : NULL;
 
-	if (!v) {
-		free(inos);
+	if (!v) { /* without memory the kernel hears of it the next time */
 		done(arg);
 		return;
 	}
 	v->e = e;
-	v->inos = inos;
 	v->done = done;
 	v->arg = arg;
-	v->b = (struct engine_boundary){.inos = inos, .n = n, .done = invalidate_done};
+	v->b.done = invalidate_done;
 	e->opts.boundary(e->opts.arg, &v->b);
 }

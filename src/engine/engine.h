@@ -38,11 +38,8 @@ struct session;
 
 enum engine_log_level { ENGINE_LOG_ERROR, ENGINE_LOG_WARNING, ENGINE_LOG_NOTICE, ENGINE_LOG_DEBUG };
 
-/* At a step boundary: the kernel's pages of these inodes are stale. Call engine_boundary_done()
- * when they are gone. */
+/* What ns_stale_take() gives is to be told to the kernel; then call done(). */
 struct engine_boundary {
-	const uint64_t *inos;
-	size_t n;
 	void (*done)(struct engine_boundary *); /* the engine's */
 };
 

@@ -112,9 +112,9 @@ struct session *session_lessee_of(struct engine *e, const struct file *f); /* of
 void session_lessee_text(const struct session *s, char *out, size_t len);
 /* The last commit's state is back: a step that was open is not any more. */
 void session_reverted(struct engine *e);
-/* The invalidation after which readers see what a boundary or a revert changed. */
-void engine_invalidate(struct engine *e, uint64_t *inos, size_t n, void (*done)(void *arg),
-		       void *arg); /* takes inos (malloc'ed) */
+/* done() runs when the kernel has been told of all that is noted as stale now: from then on readers
+ * see what a step, a registration or a revert changed. */
+void engine_invalidate(struct engine *e, void (*done)(void *arg), void *arg);
 
 /* patience.c: from now on, if it does not run already; ends with patience_end(). */
 #define PATIENCE_NS 2000000000ull

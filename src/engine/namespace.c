@@ -37,6 +37,7 @@ struct ns_inode *ns_inode_new(uint64_t ino, uint32_t mode)
 	i->ino = ino;
 	i->mode = mode;
 	list_init(&i->dirty);
+	list_init(&i->stale);
 	return i;
 }
 
@@ -45,6 +46,7 @@ void ns_inode_free(struct ns_inode *i)
 	if (!i)
 		return;
 	list_remove(&i->dirty);
+	list_remove(&i->stale);
 	ns_xattrs_free(i->xattrs);
 	free(i->slots);
 	free(i->name);
@@ -59,6 +61,8 @@ struct ns *ns_new(void (*on_gone)(void *arg, uint64_t ino), void *arg)
 		return NULL;
 	pthread_mutex_init(&ns->lock, NULL);
 	list_init(&ns->dirty);
+	list_init(&ns->stale);
+	list_init(&ns->stale_names);
 	ns->next_ino = NS_FIRST;
 	ns->next_cookie = NS_FIRST_COOKIE;
 	ns->on_gone = on_gone;
@@ -92,6 +96,7 @@ void ns_delete(struct ns *ns)
 		return;
 	while ((i = u64map_next(&ns->inodes, &pos)))
 		ns_inode_free(i);
+	ns_stale_fini(ns);
 	u64map_fini(&ns->inodes);
 	free(ns->names);
 	free(ns->dead);
@@ -136,6 +141,7 @@ void ns_gone(struct ns *ns, uint64_t ino)
 
 void ns_dirty_locked(struct ns *ns, struct ns_inode *i)
 {
+	ns_stale_locked(ns, i, NS_STALE_ATTR);
 	if (i->linked && !list_linked(&i->dirty))
 		list_push_back(&ns->dirty, &i->dirty);
 }
@@ -176,6 +182,7 @@ void ns_attr_locked(const struct ns_inode *i, struct ns_attr *a)
 		.mtime = i->mtime,
 		.ctime = i->ctime,
 		.flags = i->flags,
+		.writers = i->writers,
 	};
 	if (!(i->flags & NS_GENERATED) || !i->parent)
 		return;
@@ -370,7 +377,8 @@ void ns_unlink_locked(struct ns *ns, struct ns_inode *i)
 
 /* --- lookup and references ------------------------------------------------------------------ */
 
-static int lookup(struct ns *ns, uint64_t parent, const char *name, struct ns_attr *a, bool ref)
+static int lookup(struct ns *ns, uint64_t parent, const char *name, struct ns_attr *a, bool ref,
+		  bool shown)
 {
 	struct ns_inode *dir, *i;
 	int res;
@@ -379,6 +387,8 @@ static int lookup(struct ns *ns, uint64_t parent, const char *name, struct ns_at
 	res = ns_find_entry_locked(ns, parent, name, &dir, &i);
 	if (!res) {
 		i->lookups += ref;
+		if (shown)
+			ns_shown_locked(ns, i, true);
 		ns_attr_locked(i, a);
 	}
 	pthread_mutex_unlock(&ns->lock);
@@ -387,12 +397,17 @@ static int lookup(struct ns *ns, uint64_t parent, const char *name, struct ns_at
 
 int ns_lookup(struct ns *ns, uint64_t parent, const char *name, struct ns_attr *a)
 {
-	return lookup(ns, parent, name, a, true);
+	return lookup(ns, parent, name, a, true, true);
+}
+
+int ns_ref(struct ns *ns, uint64_t parent, const char *name, struct ns_attr *a)
+{
+	return lookup(ns, parent, name, a, true, false);
 }
 
 int ns_peek(struct ns *ns, uint64_t parent, const char *name, struct ns_attr *a)
 {
-	return lookup(ns, parent, name, a, false);
+	return lookup(ns, parent, name, a, false, false);
 }
 
 int ns_walk(struct ns *ns, const char *path, struct ns_attr *a)
@@ -443,6 +458,8 @@ void ns_forget(struct ns *ns, uint64_t ino, uint64_t n)
 	i = ns_find_locked(ns, ino);
 	if (i) {
 		i->lookups -= min_u64(n, i->lookups);
+		if (!i->lookups)
+			ns_forgotten_locked(i);
 		gone = ns_drop_locked(ns, i);
 	}
 	pthread_mutex_unlock(&ns->lock);
@@ -512,8 +529,10 @@ int ns_readdir(struct ns *ns, uint64_t ino, uint64_t cookie, bool take_refs, ns_
 		ns_attr_locked(i, &a);
 		if (!fn(arg, i->name, &a, dir->slots[s].cookie))
 			break;
-		if (take_refs)
+		if (take_refs) {
 			i->lookups++;
+			ns_shown_locked(ns, i, true);
+		}
 	}
 	pthread_mutex_unlock(&ns->lock);
 	return res;

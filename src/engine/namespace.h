@@ -48,17 +48,22 @@ struct ns_attr {
 	uint64_t bytes; /* allocated: st_blocks * 512; what is only in RAM counts */
 	struct timespec mtime, ctime;
 	uint32_t flags;
+	unsigned int writers; /* open writable handles */
 };
 
 /* Lookup and references. A reference (nlookup) keeps a removed inode alive. -ENOENT, -ENOTDIR,
  * -ENAMETOOLONG. */
 int ns_lookup(struct ns *ns, uint64_t parent, const char *name,
-	      struct ns_attr *a); /* takes a reference */
+	      struct ns_attr *a); /* for the kernel: takes a reference, and it is shown the name */
+int ns_ref(struct ns *ns, uint64_t parent, const char *name,
+	   struct ns_attr *a); /* takes a reference */
 int ns_peek(struct ns *ns, uint64_t parent, const char *name, struct ns_attr *a); /* does not */
 int ns_walk(struct ns *ns, const char *path,
 	    struct ns_attr *a); /* "a/b/c" below params/, no reference; "" is the root */
 void ns_forget(struct ns *ns, uint64_t ino, uint64_t n);
 int ns_getattr(struct ns *ns, uint64_t ino, struct ns_attr *a); /* -ESTALE when gone */
+/* The same, to be shown to the kernel, with a name if `name`: ns_stale.c. */
+int ns_look(struct ns *ns, uint64_t ino, bool name, struct ns_attr *a);
 int ns_path(struct ns *ns, uint64_t ino, char *buf,
 	    size_t len); /* path below params/, for messages; -ENOENT when unlinked */
 
@@ -72,6 +77,8 @@ int ns_unlink(struct ns *ns, uint64_t parent, const char *name);
 int ns_rmdir(struct ns *ns, uint64_t parent,
 	     const char *name); /* a directory that holds only a generated meta.json counts as
 				   empty: it goes too */
+/* Either of these, by somebody else than the kernel, which therefore is to be told. */
+int ns_remove(struct ns *ns, uint64_t parent, const char *name, bool dir);
 int ns_rename(struct ns *ns, uint64_t parent, const char *name, uint64_t newparent,
 	      const char *newname,
 	      unsigned int flags /* RENAME_NOREPLACE, RENAME_EXCHANGE: -EINVAL */);
@@ -134,6 +141,24 @@ void ns_publish(struct ns *ns, uint64_t ino, uint64_t size, uint64_t bytes, bool
 
 /* Any thread: a write has reached `size`; the file is at least that long now. Times move. */
 void ns_grow(struct ns *ns, uint64_t ino, uint64_t size);
+
+/*
+ * What the kernel was shown and is not so any more (ns_stale.c has the whole story). ns_stale() notes
+ * it; ns_stale_take() gives up to `most` of what was noted, for the kernel to be told, until it returns
+ * 0. ns_set_paged(): pages of it get into the kernel's cache. Any thread.
+ */
+enum { NS_STALE_ATTR = 1, NS_STALE_DATA = 2 };
+struct ns_stale {
+	uint64_t ino;	 /* 0: a name */
+	uint64_t parent; /* of the name */
+	bool data;	 /* its pages, too */
+	char name[NS_NAME_MAX + 1];
+};
+void ns_stale(struct ns *ns, uint64_t ino, unsigned int what);
+bool ns_stale_any(struct ns *ns);
+size_t ns_stale_take(struct ns *ns, struct ns_stale *out, size_t most);
+void ns_set_paged(struct ns *ns, uint64_t ino);
+bool ns_is_paged(struct ns *ns, uint64_t ino);
 
 /*
  * The content of a generated meta.json: malloc'ed, NUL-terminated; *len without the NUL. From the

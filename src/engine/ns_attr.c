@@ -75,8 +75,10 @@ void ns_publish(struct ns *ns, uint64_t ino, uint64_t size, uint64_t bytes, bool
 		goto out_unlock;
 	if (size != UINT64_MAX && size != i->size)
 		set_size_locked(ns, i, size);
-	if (bytes != UINT64_MAX)
+	if (bytes != UINT64_MAX && bytes != i->bytes) {
 		i->bytes = bytes;
+		ns_stale_locked(ns, i, NS_STALE_ATTR);
+	}
 	if (touch) {
 		i->mtime = i->ctime = ns_now();
 		ns_dirty_locked(ns, i);

@@ -55,6 +55,10 @@ struct ns_inode {
 	uint64_t lookups;
 	unsigned int opens, writers; /* writers are among the opens */
 	bool linked;
+	/* what the kernel may hold of it, and what of that is wrong by now: ns_stale.c */
+	bool shown, named, paged; /* attributes, a name, pages */
+	bool stale_attr, stale_data;
+	struct list stale; /* in ns->stale when one of these is set */
 	bool maybe_stored; /* a row of it may be in the catalog: its removal must be told */
 	struct list dirty; /* in ns->dirty when changed since the last freeze */
 	/* directories */
@@ -71,6 +75,7 @@ struct ns {
 	size_t n_names, n_buckets;
 	struct ns_inode *root;
 	struct list dirty;
+	struct list stale, stale_names; /* ns_stale.c */
 	uint64_t *dead; /* numbers removed since the last freeze that may have a row */
 	size_t n_dead, cap_dead;
 	uint64_t next_ino, next_cookie;
@@ -78,6 +83,12 @@ struct ns {
 	unsigned int writers_total;
 	void (*on_gone)(void *arg, uint64_t ino);
 	void *arg;
+};
+
+struct ns_stale_name {
+	struct list link;
+	uint64_t parent;
+	char name[];
 };
 
 /* One inode as the catalog keeps it; name and xattrs are malloc'ed. */
@@ -125,6 +136,14 @@ void ns_gone(struct ns *ns, uint64_t ino); /* tells, unless 0; lock not held */
 void ns_dirty_locked(struct ns *ns, struct ns_inode *i);
 int ns_dead_reserve_locked(struct ns *ns, size_t more);
 void ns_attr_locked(const struct ns_inode *i, struct ns_attr *a);
+
+/* ns_stale.c */
+/* The kernel is being shown its attributes, and a name of it. */
+void ns_shown_locked(struct ns *ns, struct ns_inode *i, bool name);
+void ns_forgotten_locked(struct ns_inode *i); /* the kernel has let go of it */
+void ns_stale_locked(struct ns *ns, struct ns_inode *i, unsigned int what);
+void ns_stale_name_locked(struct ns *ns, struct ns_inode *i); /* before it loses its name */
+void ns_stale_fini(struct ns *ns);
 
 /* ns_xattr.c */
 const struct ns_xattr *ns_xattr_find(const struct ns_inode *i, const char *name);

@@ -344,6 +344,7 @@ int ns_make_meta(struct ns *ns, uint64_t dir, uint64_t ino)
 		ns_dirty_locked(ns, d);
 	}
 	if (!(i->flags & NS_GENERATED)) {
+		ns_stale_locked(ns, i, NS_STALE_ATTR | NS_STALE_DATA);
 		i->flags |= NS_GENERATED;
 		i->mode &= ~0222u;
 		ns->counts.bytes -= i->size;

@@ -123,6 +123,7 @@ static uint64_t remove_one(struct ns *ns, struct ns_inode *i, struct timespec no
 	if (i->maybe_stored)
 		ns->dead[ns->n_dead++] = i->ino;
 	i->ctime = now;
+	ns_stale_locked(ns, i, NS_STALE_ATTR);
 	ns_unlink_locked(ns, i);
 	return ns_drop_locked(ns, i);
 }
@@ -137,7 +138,7 @@ static void remove_inode(struct ns *ns, struct ns_inode *i, struct timespec now,
 	gone[1] = remove_one(ns, i, now);
 }
 
-static int remove_name(struct ns *ns, uint64_t parent, const char *name, bool want_dir)
+static int remove_name(struct ns *ns, uint64_t parent, const char *name, bool want_dir, bool tell)
 {
 	struct ns_inode *dir, *i;
 	uint64_t gone[2] = {0};
@@ -157,6 +158,8 @@ static int remove_name(struct ns *ns, uint64_t parent, const char *name, bool wa
 	res = ns_dead_reserve_locked(ns, 2);
 	if (res < 0)
 		goto out_unlock;
+	if (tell)
+		ns_stale_name_locked(ns, i);
 	remove_inode(ns, i, now, gone);
 	touch(ns, dir, now);
 out_unlock:
@@ -168,12 +171,17 @@ out_unlock:
 
 int ns_unlink(struct ns *ns, uint64_t parent, const char *name)
 {
-	return remove_name(ns, parent, name, false);
+	return remove_name(ns, parent, name, false, false);
 }
 
 int ns_rmdir(struct ns *ns, uint64_t parent, const char *name)
 {
-	return remove_name(ns, parent, name, true);
+	return remove_name(ns, parent, name, true, false);
+}
+
+int ns_remove(struct ns *ns, uint64_t parent, const char *name, bool dir)
+{
+	return remove_name(ns, parent, name, dir, true);
 }
 
 /* --- renaming ------------------------------------------------------------------------------- */

@@ -68,6 +68,7 @@ int ns_row_put_locked(struct ns *ns, struct ns_inode *i, const struct ns_row *ro
 	if (i->linked && !ns_is_dir(i))
 		ns->counts.bytes += row->size - i->size;
 	i->size = row->size;
+	ns_stale_locked(ns, i, NS_STALE_ATTR);
 	return 0;
 }
 
@@ -124,6 +125,9 @@ static void inherit(struct ns_inode *to, const struct ns_inode *from)
 	to->opens = from->opens;
 	to->writers = from->writers;
 	to->bytes = from->bytes;
+	to->shown = from->shown;
+	to->named = from->named;
+	to->paged = from->paged;
 	to->flags |= from->flags & ~NS_STORED_FLAGS;
 	if (!(to->flags & NS_REGISTERED))
 		return;
@@ -172,8 +176,12 @@ int ns_replace_locked(struct ns *ns, const struct ns_row *rows, size_t n, uint64
 	while ((i = u64map_next(&old->inodes, &pos))) {
 		struct ns_inode *now = ns_find_locked(ns, i->ino);
 
+		if (!now || i->parent == NULL || now->parent->ino != i->parent->ino ||
+		    strcmp(now->name, i->name) != 0)
+			ns_stale_name_locked(ns, i);
 		if (now) {
 			inherit(now, i);
+			ns_stale_locked(ns, now, NS_STALE_ATTR | NS_STALE_DATA);
 			continue;
 		}
 		if (!i->lookups && !i->opens) {
@@ -199,6 +207,7 @@ int ns_replace_locked(struct ns *ns, const struct ns_row *rows, size_t n, uint64
 		i->parent = NULL;
 		i->linked = i->maybe_stored = false;
 		i->flags &= ~((uint32_t)NS_REGISTERED | NS_HELD);
+		ns_stale_locked(ns, i, NS_STALE_ATTR | NS_STALE_DATA);
 	}
 	ns_delete(old);
 	return 0;

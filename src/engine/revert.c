@@ -88,16 +88,8 @@ static void revert_load(struct revert *r)
 	struct engine *e = r->e;
 	struct cache *c = &e->c;
 	struct commit_info ci;
-	size_t n = 0;
-	uint64_t *inos;
 
 	commit_get_info(c, &ci);
-	list_for_each(l, &r->maps)
-	{
-		n++;
-	}
-	inos = malloc((n ? n : 1) * sizeof(*inos));
-	n = 0;
 	while (!list_empty(&r->maps)) {
 		struct map_copy *m = list_first(&r->maps, struct map_copy, link);
 		/* Without a map, one that nobody has used needs no structure. */
@@ -109,8 +101,6 @@ static void revert_load(struct revert *r)
 			r->res = file_load_map(c, f, m->map, m->n, ci.seq);
 			file_publish(c, f, false);
 		}
-		if (inos)
-			inos[n++] = m->ino;
 		free(m);
 	}
 	for (size_t i = 0; i < r->n; i++) {
@@ -144,7 +134,7 @@ static void revert_load(struct revert *r)
 	e->reverting = false;
 	commit_unblock(c);
 	ops_unpark(e);
-	engine_invalidate(e, inos, n, revert_end, r);
+	engine_invalidate(e, revert_end, r);
 }
 
 /*
@@ -171,6 +161,7 @@ static void forget(struct revert *r)
 	while ((f = next_file(r, f, &pos))) {
 		struct slot *s;
 
+		ns_stale(c->ns, f->ino, NS_STALE_ATTR | NS_STALE_DATA);
 		for (uint32_t i = 0; (s = file_slot_next(f, &i)); i++) {
 			if (s->b)
 				block_drop(s->b);

@@ -133,7 +133,7 @@ struct hello_ok {
 	uint64_t rolled_back;
 };
 
-static void hello_adopted(void *arg)
+static void hello_told(void *arg)
 {
 	struct hello_ok *h = arg;
 
@@ -142,6 +142,13 @@ static void hello_adopted(void *arg)
 		hello_reply(h->s, &h->req, h->rolled_back);
 	}
 	free(h);
+}
+
+static void hello_adopted(void *arg)
+{
+	struct hello_ok *h = arg;
+
+	engine_invalidate(h->s->e, hello_told, h);
 }
 
 static void hello_ok(struct session *s, const struct moment_msg *req, uint64_t rolled_back)
@@ -425,6 +432,11 @@ int session_receive(struct session *s, const void *buf, size_t len)
 
 /* ---- good-bye ---- */
 
+static void nothing_more(void *arg)
+{
+	(void)arg;
+}
+
 void session_destroy(struct session *s)
 {
 	struct engine *e = s->e;
@@ -456,6 +468,7 @@ void session_destroy(struct session *s)
 	}
 	session_busy_end(s);
 	cache_pump(&e->c);
+	engine_invalidate(e, nothing_more, NULL);
 }
 
 void session_destroy_all(struct engine *e)

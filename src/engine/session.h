@@ -53,6 +53,8 @@ void session_reply(struct session *s, const struct moment_msg *req, void *reply,
 void session_error(struct session *s, const struct moment_msg *req, int status, const char *fmt,
 		   ...) __attribute__((format(printf, 4, 5)));
 void session_info_reply(struct session *s, const struct moment_msg *req);
+/* The same, when the kernel has been told of what changed (engine_invalidate). */
+void session_reply_told(struct session *s, const struct moment_msg *req);
 void session_revert_error(struct session *s, const struct moment_msg *req, int res);
 
 /* A session that ended while requests were under way is freed when the last one comes back. */

@@ -103,12 +103,12 @@ void session_remove(struct session *s, const struct moment_msg *msg)
 				continue;
 			unregister_file(s, s->files[p->file[k]]);
 			forget_file(s, p->file[k]);
-			ns_unlink(c->ns, p->dir, session_role[k]);
+			ns_remove(c->ns, p->dir, session_role[k], false);
 		}
 		if (!ns_getattr(c->ns, p->dir, &a) && !ns_path(c->ns, p->dir, name, sizeof(name)))
-			ns_rmdir(c->ns, NS_ROOT, name);
+			ns_remove(c->ns, NS_ROOT, name, true);
 	}
-	session_info_reply(s, msg);
+	session_reply_told(s, msg);
 }
 
 /* ---- listing ---- */

@@ -41,6 +41,8 @@ struct reg {
 	unsigned int role;
 	uint64_t reserved, need;
 	uint64_t pinned;
+	struct moment_register_reply *reply; /* waits until the kernel has been told */
+	size_t reply_len;
 	char err[768];
 };
 

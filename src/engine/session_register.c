@@ -20,6 +20,7 @@ static void reg_free(struct reg *r)
 {
 	patience_end(&r->patience);
 	free(r->msg);
+	free(r->reply);
 	free(r->e);
 	free(r);
 }
@@ -86,6 +87,7 @@ static void make_zeros(struct cache *c, struct file *f, uint64_t size)
 	f->size = size;
 	file_changed(c, f);
 	file_publish(c, f, true);
+	ns_stale(c->ns, f->ino, NS_STALE_DATA);
 }
 
 static int make_file(struct reg *r, struct entry *e, unsigned int k)
@@ -104,7 +106,7 @@ static int make_file(struct reg *r, struct entry *e, unsigned int k)
 		e->ino[k] = a.ino;
 		e->made_file[k] = true;
 	} else {
-		x = ns_lookup(c->ns, e->dir, session_role[k], &a);
+		x = ns_ref(c->ns, e->dir, session_role[k], &a);
 		if (x)
 			return reg_error(r, x, "parameter %s: %s: %s", e->label, session_role[k],
 					 strerror(-x));
@@ -185,12 +187,12 @@ static void undo(struct reg *r)
 				ns_unregister(c->ns, e->ino[k]);
 			}
 			if (e->made_file[k])
-				ns_unlink(c->ns, e->dir, session_role[k]);
+				ns_remove(c->ns, e->dir, session_role[k], false);
 			if (e->ref[k])
 				ns_forget(c->ns, e->ino[k], 1);
 		}
 		if (e->made)
-			ns_rmdir(c->ns, NS_ROOT, e->dirname);
+			ns_remove(c->ns, NS_ROOT, e->dirname, true);
 	}
 }
 
@@ -447,7 +449,7 @@ static int fresh(struct reg *r)
 			if (e->f[k])
 				make_zeros(c, e->f[k], reg_bytes(e, k));
 			else if (!ns_peek(c->ns, e->dir, session_role[k], &a) && S_ISREG(a.mode))
-				ns_unlink(c->ns, e->dir, session_role[k]);
+				ns_remove(c->ns, e->dir, session_role[k], false);
 		}
 		e->step = 0;
 		x = set_attrs(r, e);
@@ -528,6 +530,18 @@ static int take_handles(struct reg *r, struct moment_register_reply *m)
 	return 0;
 }
 
+static void reply_told(void *arg)
+{
+	struct reg *r = arg;
+	struct session *s = r->s;
+
+	s->registering--;
+	if (session_busy_end(s))
+		session_reply(s, r->msg, r->reply, r->reply_len);
+	reg_free(r);
+}
+
+/* Nobody sees what was there before, pages of it included, when the client hears of it. */
 static void reply_done(struct reg *r)
 {
 	struct session *s = r->s;
@@ -560,11 +574,9 @@ static void reply_done(struct reg *r)
 	m->n = r->n;
 	m->reserved = s->reserved;
 	m->free = pi.available;
-	s->registering--;
-	if (session_busy_end(s))
-		session_reply(s, r->msg, m, len);
-	free(m);
-	reg_free(r);
+	r->reply = m;
+	r->reply_len = len;
+	engine_invalidate(s->e, reply_told, r);
 }
 
 static void reply_check(struct reg *r)

@@ -252,6 +252,20 @@ static void boundary_seen(void *arg)
 	free(b);
 }
 
+void session_reply_told(struct session *s, const struct moment_msg *msg)
+{
+	struct boundary_msg *b = calloc(1, sizeof(*b));
+
+	if (!b) {
+		session_info_reply(s, msg);
+		return;
+	}
+	b->s = s;
+	b->req = *msg;
+	session_busy_begin(s);
+	engine_invalidate(s->e, boundary_seen, b);
+}
+
 static int set_step(struct session *s, struct param *p)
 {
 	struct ns *ns = s->e->c.ns;
@@ -275,8 +289,6 @@ void session_post_step(struct session *s, const struct moment_msg *msg)
 	struct engine *e = s->e;
 	struct cache *c = &e->c;
 	struct boundary_msg *b;
-	uint64_t *inos;
-	size_t n = 0;
 	int r = 0;
 
 	if (!s->stepping || m->step != s->step) {
@@ -291,10 +303,7 @@ void session_post_step(struct session *s, const struct moment_msg *msg)
 		return;
 	}
 	b = calloc(1, sizeof(*b));
-	inos = malloc((s->nfiles ? s->nfiles : 1) * sizeof(*inos));
-	if (!b || !inos) {
-		free(b);
-		free(inos);
+	if (!b) {
 		session_error(s, msg, -ENOMEM, "post_step: out of memory; the step is still open");
 		return;
 	}
@@ -304,7 +313,6 @@ void session_post_step(struct session *s, const struct moment_msg *msg)
 	}
 	if (r) {
 		free(b);
-		free(inos);
 		session_error(s, msg, r, "post_step: a step count could not be noted: %s",
 			      strerror(-r));
 		return;
@@ -318,7 +326,7 @@ void session_post_step(struct session *s, const struct moment_msg *msg)
 		if (f->touched) {
 			f->touched = false;
 			file_publish(c, f, true);
-			inos[n++] = f->ino;
+			ns_stale(c->ns, f->ino, NS_STALE_DATA);
 		}
 	}
 	hold_dirs(s, false);
@@ -333,7 +341,7 @@ void session_post_step(struct session *s, const struct moment_msg *msg)
 	b->s = s;
 	b->req = *msg;
 	session_busy_begin(s);
-	engine_invalidate(e, inos, n, boundary_seen, b);
+	engine_invalidate(e, boundary_seen, b);
 }
 
 /* ---- rollback ---- */

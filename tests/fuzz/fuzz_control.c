@@ -81,12 +81,6 @@ void request_submit(struct request *r)
 		request_destroy(r);
 }
 
-void notify_all(struct notify *n, void (*then)(void *arg), void *arg)
-{
-	(void)n;
-	then(arg);
-}
-
 unsigned int session_socket_sessions(const struct session_socket *s)
 {
 	(void)s;

@@ -638,6 +638,73 @@ static void meta_json_belongs_to_its_directory(void **state)
 	assert_int_equal(ns_rename(ns, NS_ROOT, "v", NS_ROOT, "w", 0), 0);
 }
 
+/* --- what the kernel was shown ------------------------------------------------------------- */
+
+static void only_what_the_kernel_was_shown_gets_stale(void **state)
+{
+	struct ns *ns = *state;
+	struct ns_moment step = {"user.moment.step", "1", 1};
+	struct ns_stale got[16];
+	struct ns_attr a;
+	uint64_t ino[1000], looked;
+	char name[16];
+
+	for (int i = 0; i < 1000; i++) {
+		snprintf(name, sizeof(name), "f%d", i);
+		assert_int_equal(ns_create(ns, NS_ROOT, name, 0600, 0, 0, false, &a), 0);
+		ino[i] = a.ino;
+	}
+	/* What nobody has looked at is not noted, however much of it changes. */
+	for (int i = 0; i < 1000; i++) {
+		assert_int_equal(ns_set_moment(ns, ino[i], &step, 1), 0);
+		ns_stale(ns, ino[i], NS_STALE_DATA);
+	}
+	assert_false(ns_stale_any(ns));
+	/* What somebody has is, once, until it is looked at again; pages only where there may be some. */
+	assert_int_equal(ns_lookup(ns, NS_ROOT, "f7", &a), 0);
+	looked = a.ino;
+	assert_int_equal(ns_lookup(ns, NS_ROOT, "f8", &a), 0);
+	ns_set_paged(ns, a.ino);
+	for (int i = 0; i < 3000; i++) {
+		ns_set_moment(ns, ino[i % 1000], &step, 1);
+		ns_stale(ns, ino[i % 1000], NS_STALE_DATA);
+	}
+	assert_int_equal(ns_stale_take(ns, got, 16), 2);
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(got[i].data, got[i].ino != looked);
+	assert_int_equal(ns_stale_take(ns, got, 16), 0);
+	ns_set_moment(ns, looked, &step, 1);
+	assert_false(ns_stale_any(ns));
+	assert_int_equal(ns_look(ns, looked, false, &a), 0);
+	ns_set_moment(ns, looked, &step, 1);
+	assert_true(ns_stale_any(ns));
+	assert_int_equal(ns_look(ns, looked, false, &a), 0); /* it has the new ones now */
+	assert_false(ns_stale_any(ns));
+	/* Nor is what the kernel keeps nothing of: files that are open for writing. */
+	assert_int_equal(ns_open(ns, looked, true), 0);
+	ns_stale_take(ns, got, 16);
+	assert_int_equal(ns_look(ns, looked, false, &a), 0);
+	assert_int_equal(a.writers, 1);
+	ns_grow(ns, looked, 100);
+	assert_int_equal(ns_stale_take(ns, got, 16), 1); /* from before it was opened */
+	assert_int_equal(ns_look(ns, looked, false, &a), 0);
+	ns_grow(ns, looked, 200);
+	assert_false(ns_stale_any(ns));
+	ns_release(ns, looked, true);
+	/* Names that others than the kernel remove are; those that it removes it knows. */
+	assert_int_equal(ns_unlink(ns, NS_ROOT, "f8"), 0);
+	assert_int_equal(ns_remove(ns, NS_ROOT, "f9", false), 0);
+	assert_int_equal(ns_remove(ns, NS_ROOT, "f7", false), 0);
+	assert_int_equal(ns_stale_take(ns, got, 1), 1);
+	assert_int_equal(got[0].ino, 0);
+	assert_int_equal(got[0].parent, NS_ROOT);
+	assert_string_equal(got[0].name, "f7");
+	/* What the kernel has forgotten it need not be told of. */
+	ns_forget(ns, looked, 1);
+	ns_forget(ns, ino[8], 1);
+	assert_false(ns_stale_any(ns));
+}
+
 /* --- reading directories ---------------------------------------------------------------------- */
 
 struct reading {
@@ -1045,6 +1112,7 @@ static void threads_leave_a_whole_tree(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
+		test(only_what_the_kernel_was_shown_gets_stale),
 		test(names_are_checked),
 		test(walk_and_path),
 		test(links_and_modes),
