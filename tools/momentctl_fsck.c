@@ -130,7 +130,7 @@ int cmd_fsck(int argc, char **argv)
 		{NULL, NULL, NULL},
 	};
 	struct fsck_result result;
-	char err[800];
+	char err[2 * PATH_MAX + 800];
 	int res = ctl_parse(argc, argv, "BACKING", about, options, NULL, &opts.dir);
 
 	if (res >= 0)

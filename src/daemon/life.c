@@ -384,7 +384,7 @@ static int take_down(struct life *l)
 static int open_engine(struct daemon *d, const char *backing)
 {
 	const struct options *o = d->o;
-	char holder[PATH_MAX + 32], err[1024] = "";
+	char holder[PATH_MAX + 32], err[2 * PATH_MAX + 1024] = "";
 	struct engine_opts eo = {
 		.ram = o->ram,
 		.ram_forced = o->ram != 0,

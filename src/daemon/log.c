@@ -4,6 +4,7 @@
  * threads do not mix. The two flags are set by main before other threads exist, but for the switch
  * to syslog, which is one atomic store.
  */
+#include <limits.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -42,7 +43,7 @@ static void log_line(enum engine_log_level level, const char *msg)
 
 static void log_va(enum engine_log_level level, const char *fmt, va_list ap)
 {
-	char msg[2048];
+	char msg[2 * PATH_MAX + 1024];
 	size_t len;
 
 	vsnprintf(msg, sizeof(msg), fmt, ap);

@@ -394,7 +394,12 @@ static void listen_ready(struct loop_watch *w, uint32_t events)
 static int bind_socket(struct session_socket *s, int fd)
 {
 	struct sockaddr_un a = {.sun_family = AF_UNIX};
+	struct stat st;
 
+	/* What a daemon that was killed has left. Anything else of that name is somebody's. */
+	if (!fstatat(s->dirfd, MOMENT_SOCKET_NAME, &st, AT_SYMLINK_NOFOLLOW) &&
+	    !S_ISSOCK(st.st_mode))
+		return -ENOTSOCK;
 	if (unlinkat(s->dirfd, MOMENT_SOCKET_NAME, 0) && errno != ENOENT)
 		return -errno;
 	snprintf(a.sun_path, sizeof(a.sun_path), "/proc/self/fd/%d/%s", s->dirfd,
@@ -429,7 +434,7 @@ int session_socket_start(struct daemon *d, char *err, size_t errlen)
 	s->d = d;
 	list_init(&s->conns);
 	s->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
-	s->dirfd = open(backing, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	s->dirfd = fcntl(engine_dirfd(d->e), F_DUPFD_CLOEXEC, 0);
 	if (s->dirfd < 0) {
 		res = -errno;
 		goto out_free;
@@ -459,7 +464,8 @@ out_free:
 	if (s->spare >= 0)
 		close(s->spare);
 	free(s);
-	snprintf(err, errlen, "%s/%s: %s", backing, MOMENT_SOCKET_NAME, strerror(-res));
+	snprintf(err, errlen, "%s/%s: %s%s", backing, MOMENT_SOCKET_NAME, strerror(-res),
+		 res == -ENOTSOCK ? " (remove what is in its place and mount again)" : "");
 	return res;
 }
 

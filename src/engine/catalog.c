@@ -19,6 +19,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/ours.h"
+
 #define STR_(x) #x
 #define STR(x)	STR_(x)
 
@@ -65,7 +67,7 @@ static int fill_new(struct catalog *c, const struct catalog_opts *opts)
 
 static int create(const struct catalog_opts *opts, int dirfd, char *err, size_t errlen)
 {
-	char path[PATH_MAX];
+	const struct cat_place place = {dirfd, opts->dir, CATALOG_TMP};
 	struct catalog c = {.dirfd = dirfd, .making = true};
 	int res, fd;
 
@@ -74,19 +76,17 @@ static int create(const struct catalog_opts *opts, int dirfd, char *err, size_t 
 			    opts->block);
 		return -EINVAL;
 	}
-	res = path_of(path, opts->dir, CATALOG_TMP);
-	if (res < 0)
-		return res;
 	unlink_tmp(dirfd);
 	fd = openat(dirfd, CATALOG_TMP, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	if (fd < 0) {
 		res = -errno;
-		cat_message(err, errlen, "making %s: %s", path, strerror(-res));
+		cat_message(err, errlen, "making %s/" CATALOG_TMP ": %s", opts->dir,
+			    strerror(-res));
 		return res;
 	}
 	close(fd);
 	pthread_mutex_init(&c.lock, NULL);
-	res = cat_db_open(path, opts->vfs, false, &c.db, err, errlen);
+	res = cat_db_open(&place, opts->vfs, false, &c.db, err, errlen);
 	if (res < 0)
 		goto out_destroy;
 	res = cat_exec(
@@ -106,13 +106,14 @@ static int create(const struct catalog_opts *opts, int dirfd, char *err, size_t 
 					      c.db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL));
 out_message:
 	if (res < 0)
-		cat_message(err, errlen, "making %s: %s (%s)", path, strerror(-res),
-			    sqlite3_errmsg(c.db));
+		cat_message(err, errlen, "making %s/" CATALOG_TMP ": %s (%s)", opts->dir,
+			    strerror(-res), sqlite3_errmsg(c.db));
 	cat_finalize(&c);
 	sqlite3_close(c.db);
 	if (!res && (renameat(dirfd, CATALOG_TMP, dirfd, CATALOG_FILE) < 0 || fsync(dirfd) < 0)) {
 		res = -errno;
-		cat_message(err, errlen, "renaming %s: %s", path, strerror(-res));
+		cat_message(err, errlen, "renaming %s/" CATALOG_TMP ": %s", opts->dir,
+			    strerror(-res));
 	}
 	if (res < 0)
 		unlink_tmp(dirfd);
@@ -131,9 +132,9 @@ static int copy_file(int dirfd, const char *name, int to_dirfd)
 	int from, to, res = 0;
 	ssize_t n;
 
-	from = openat(dirfd, name, O_RDONLY | O_CLOEXEC);
+	from = ours_open(dirfd, name, O_RDONLY, NULL);
 	if (from < 0)
-		return -errno;
+		return from;
 	to = openat(to_dirfd, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	if (to < 0) {
 		res = -errno;
@@ -160,61 +161,62 @@ static void drop_copy(const char *dir)
 	rmdir(dir);
 }
 
-static int make_copy(int dirfd, char dir[PATH_MAX])
+static int make_copy(int dirfd, struct cat_reader *r)
 {
 	const char *tmp = getenv("TMPDIR");
-	int res, to;
+	int res;
 
-	res = path_of(dir, tmp && *tmp ? tmp : "/tmp", "momentfs-ro-XXXXXX");
-	if (res < 0)
+	res = path_of(r->copy, tmp && *tmp ? tmp : "/tmp", "momentfs-ro-XXXXXX");
+	if (!res && !mkdtemp(r->copy))
+		res = -errno;
+	if (res < 0) {
+		r->copy[0] = '\0';
 		return res;
-	if (!mkdtemp(dir))
+	}
+	r->copy_fd = open(r->copy, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (r->copy_fd < 0)
 		return -errno;
-	to = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	res = to < 0 ? -errno : copy_file(dirfd, CATALOG_FILE, to);
-	if (!res)
-		res = copy_file(dirfd, CATALOG_FILE "-wal", to);
-	if (to >= 0)
-		close(to);
-	if (res < 0)
-		drop_copy(dir);
-	return res;
+	res = copy_file(dirfd, CATALOG_FILE, r->copy_fd);
+	return res ? res : copy_file(dirfd, CATALOG_FILE "-wal", r->copy_fd);
 }
 
-int cat_open_readonly(const char *dir, int dirfd, const char *vfs, sqlite3 **db,
-		      char copy[PATH_MAX], char *err, size_t errlen)
+int cat_open_readonly(const char *dir, int dirfd, const char *vfs, struct cat_reader *r, char *err,
+		      size_t errlen)
 {
-	char path[PATH_MAX];
+	struct cat_place place = {dirfd, dir, CATALOG_FILE};
 	struct stat st;
 	bool wal;
 	int res;
 
-	copy[0] = '\0';
-	wal = fstatat(dirfd, CATALOG_FILE "-wal", &st, 0) == 0 && st.st_size > 0;
-	res = path_of(path, dir, CATALOG_FILE);
-	if (!res && wal) {
-		res = make_copy(dirfd, copy);
+	*r = (struct cat_reader){.copy_fd = -1};
+	res = cat_check_files(dirfd, dir, true, err, errlen);
+	if (res < 0)
+		return res;
+	wal = fstatat(dirfd, CATALOG_FILE "-wal", &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_size > 0;
+	if (wal) {
+		res = make_copy(dirfd, r);
 		if (res < 0)
 			cat_message(err, errlen,
 				    "%s: not unmounted cleanly; for read-only use its catalog is "
 				    "copied to TMPDIR and recovered there, which failed: %s",
 				    dir, strerror(-res));
-		if (!res)
-			res = path_of(path, copy, CATALOG_FILE);
+		place = (struct cat_place){r->copy_fd, r->copy, CATALOG_FILE};
 	}
 	if (!res)
-		res = cat_db_open(path, vfs, !wal, db, err, errlen);
+		res = cat_db_open(&place, vfs, !wal, &r->db, err, errlen);
 	if (res < 0)
-		cat_close_readonly(NULL, copy);
+		cat_close_readonly(r);
 	return res;
 }
 
-void cat_close_readonly(sqlite3 *db, char copy[PATH_MAX])
+void cat_close_readonly(struct cat_reader *r)
 {
-	sqlite3_close(db);
-	if (copy[0])
-		drop_copy(copy);
-	copy[0] = '\0';
+	sqlite3_close(r->db);
+	if (r->copy_fd >= 0)
+		close(r->copy_fd);
+	if (r->copy[0])
+		drop_copy(r->copy);
+	*r = (struct cat_reader){.copy_fd = -1};
 }
 
 /* --- opening -------------------------------------------------------------------------------- */
@@ -331,8 +333,8 @@ static int load(struct catalog *c, const struct catalog_opts *opts, sqlite3 *db,
 
 int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *err, size_t errlen)
 {
-	char path[PATH_MAX], copy[PATH_MAX] = "";
-	sqlite3 *db = NULL;
+	struct cat_place place = {.dir = opts->dir, .name = CATALOG_FILE};
+	struct cat_reader reader;
 	struct catalog *c;
 	struct stat st;
 	int res;
@@ -344,13 +346,12 @@ int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *er
 	pthread_mutex_init(&c->lock, NULL);
 	c->readonly = opts->readonly;
 	c->dirfd = open(opts->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	res = c->dirfd < 0 ? -errno : path_of(path, opts->dir, CATALOG_FILE);
+	place.dirfd = c->dirfd;
+	res = c->dirfd < 0 ? -errno : ours_check_dir(c->dirfd, opts->dir, err, errlen);
+	if (!res)
+		res = cat_check_files(c->dirfd, opts->dir, opts->readonly, err, errlen);
 	if (!res && fstatat(c->dirfd, CATALOG_FILE, &st, AT_SYMLINK_NOFOLLOW) < 0)
 		res = -errno;
-	if (!res && !S_ISREG(st.st_mode)) {
-		cat_message(err, errlen, "%s/" CATALOG_FILE ": not a regular file", opts->dir);
-		res = -EINVAL;
-	}
 	if (opts->create && !res)
 		res = -EEXIST;
 	else if (opts->create && res == -ENOENT && c->dirfd >= 0)
@@ -362,16 +363,17 @@ int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *er
 	if (!c->ns)
 		goto out_close;
 	if (opts->readonly) {
-		res = cat_open_readonly(opts->dir, c->dirfd, opts->vfs, &db, copy, err, errlen);
-		if (!res)
-			res = load(c, opts, db, err, errlen);
-		cat_close_readonly(db, copy);
+		res = cat_open_readonly(opts->dir, c->dirfd, opts->vfs, &reader, err, errlen);
+		if (!res) {
+			res = load(c, opts, reader.db, err, errlen);
+			cat_close_readonly(&reader);
+		}
 	} else {
-		res = cat_db_open(path, opts->vfs, false, &c->db, err, errlen);
+		res = cat_db_open(&place, opts->vfs, false, &c->db, err, errlen);
 		/* SQLite makes the WAL anew: on a full disk the ballast gives it room. */
 		if (res < 0 && res != -EUCLEAN && res != -EBUSY && cat_ballast_drop(c)) {
 			cat_message(err, errlen, "%s", "");
-			res = cat_db_open(path, opts->vfs, false, &c->db, err, errlen);
+			res = cat_db_open(&place, opts->vfs, false, &c->db, err, errlen);
 		}
 		if (!res)
 			res = load(c, opts, c->db, err, errlen);

@@ -14,6 +14,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "engine/ours.h"
+
 #define BALLAST_MIN   ((uint64_t)1 << 20)
 #define BALLAST_SHARE 16u /* of the free space */
 
@@ -52,7 +54,7 @@ void cat_ballast_restore(struct catalog *c)
 		set_ballast(c, have);
 		return;
 	}
-	fd = openat(c->dirfd, CATALOG_BALLAST, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+	fd = ours_open(c->dirfd, CATALOG_BALLAST, O_WRONLY | O_CREAT, NULL);
 	if (fd < 0)
 		return;
 	if (fallocate(fd, 0, 0, (off_t)want) < 0)

@@ -79,11 +79,16 @@ struct catalog {
 /* --- catalog.c ------------------------------------------------------------------------------ */
 
 void cat_rows_free(struct u64map *rows);
-/* Reads as it is or, when there is a WAL, a private copy in the folder `copy`; close with the same.
- */
-int cat_open_readonly(const char *dir, int dirfd, const char *vfs, sqlite3 **db,
-		      char copy[PATH_MAX], char *err, size_t errlen);
-void cat_close_readonly(sqlite3 *db, char copy[PATH_MAX]);
+/* Reads as it is or, when there is a WAL, a private copy in a folder of its own. */
+struct cat_reader {
+	sqlite3 *db;
+	char copy[PATH_MAX]; /* the folder; "": none */
+	int copy_fd;	     /* of it, while db is open */
+};
+
+int cat_open_readonly(const char *dir, int dirfd, const char *vfs, struct cat_reader *r, char *err,
+		      size_t errlen);
+void cat_close_readonly(struct cat_reader *r);
 
 /* --- catalog_sql.c: SQLite ------------------------------------------------------------------ */
 
@@ -95,13 +100,27 @@ int cat_errno(sqlite3 *db, int rc);
 int cat_exec(sqlite3 *db, const char *sql);
 int cat_prepare(struct catalog *c);
 void cat_finalize(struct catalog *c);
-/* Opens and sets up a connection. */
-int cat_db_open(const char *path, const char *vfs, bool immutable, sqlite3 **out, char *err,
-		size_t errlen);
+/* A file of an open directory, which must stay open as long as a connection to it; `dir` is for
+ * messages. */
+struct cat_place {
+	int dirfd;
+	const char *dir, *name;
+};
+
+/* Opens and sets up a connection. vfs NULL: ours. */
+int cat_db_open(const struct cat_place *p, const char *vfs, bool immutable, sqlite3 **out,
+		char *err, size_t errlen);
 /* Runs a statement that returns no rows, resets it and clears its bindings. */
 int cat_run(sqlite3_stmt *st);
 void cat_message(char *err, size_t errlen, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
+
+/* --- catalog_vfs.c: the way to the files ------------------------------------------------------ */
+
+const char *cat_vfs(void); /* its name; NULL: SQLite has none at all */
+/* Whether what is there of the files that SQLite opens, and the ballast, is ours. 0 or -errno and a
+ * message. */
+int cat_check_files(int dirfd, const char *dir, bool readonly, char *err, size_t errlen);
 
 /* --- catalog_hash.c: what is hashed --------------------------------------------------------- */
 

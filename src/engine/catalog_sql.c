@@ -9,9 +9,13 @@
 #include "engine/catalog_impl.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+#define SQLITE_PATH_MAX 512
 
 const char cat_schema[] = "CREATE TABLE meta("
 			  " id INTEGER PRIMARY KEY,"
@@ -197,18 +201,30 @@ static char *uri_of(const char *path, const char *options)
 	return sqlite3_str_finish(s);
 }
 
-int cat_db_open(const char *path, const char *vfs, bool immutable, sqlite3 **out, char *err,
-		size_t errlen)
+int cat_db_open(const struct cat_place *p, const char *vfs, bool immutable, sqlite3 **out,
+		char *err, size_t errlen)
 {
 	int flags = SQLITE_OPEN_URI | SQLITE_OPEN_FULLMUTEX;
-	char *uri = uri_of(path, immutable ? "?immutable=1" : "?cache=private");
+	char path[PATH_MAX], *uri;
 	sqlite3 *db = NULL;
 	int rc, res;
 
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", p->dirfd);
+	if (faccessat(AT_FDCWD, path, F_OK, 0) < 0) /* no /proc: SQLite's limits hold */
+		snprintf(path, sizeof(path), "%s", p->dir);
+	if (strlen(path) + strlen(p->name) + sizeof("/-journal") > SQLITE_PATH_MAX) {
+		cat_message(err, errlen,
+			    "%s/%s: its path is too long for SQLite, which takes %d bytes where "
+			    "/proc is not mounted: mount /proc, or choose a shorter path",
+			    p->dir, p->name, SQLITE_PATH_MAX);
+		return -ENAMETOOLONG;
+	}
+	snprintf(path + strlen(path), sizeof(path) - strlen(path), "/%s", p->name);
+	uri = uri_of(path, immutable ? "?immutable=1" : "?cache=private");
 	if (!uri)
 		return -ENOMEM;
 	flags |= immutable ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
-	rc = sqlite3_open_v2(uri, &db, flags, vfs);
+	rc = sqlite3_open_v2(uri, &db, flags, vfs ? vfs : cat_vfs());
 	sqlite3_free(uri);
 	res = cat_errno(db, rc);
 	if (res < 0)
@@ -227,13 +243,14 @@ int cat_db_open(const char *path, const char *vfs, bool immutable, sqlite3 **out
 
 out_close:
 	if (res == -EBUSY)
-		cat_message(err, errlen, "%s: another program has it open; close it and try again",
-			    path);
+		cat_message(err, errlen,
+			    "%s/%s: another program has it open; close it and try again", p->dir,
+			    p->name);
 	else if (res == -EUCLEAN)
-		cat_message(err, errlen, "%s: damaged: %s", path, sqlite3_errmsg(db));
+		cat_message(err, errlen, "%s/%s: damaged: %s", p->dir, p->name, sqlite3_errmsg(db));
 	else
-		cat_message(err, errlen, "%s: %s: %s", path, db ? sqlite3_errmsg(db) : "open",
-			    strerror(-res));
+		cat_message(err, errlen, "%s/%s: %s: %s", p->dir, p->name,
+			    db ? sqlite3_errmsg(db) : "open", strerror(-res));
 	sqlite3_close(db);
 	return res;
 }

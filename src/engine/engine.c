@@ -25,6 +25,7 @@
 #include "engine/blockmap.h"
 #include "engine/engine_impl.h"
 #include "engine/memory.h"
+#include "engine/ours.h"
 
 #define DEFAULT_BLOCK	(2u << 20)
 #define MIN_BLOCK	(64u << 10)
@@ -35,7 +36,7 @@
 
 void engine_log(struct engine *e, enum engine_log_level level, const char *fmt, ...)
 {
-	char msg[1024];
+	char msg[PATH_MAX + 1024];
 	va_list ap;
 
 	if (!e->opts.log)
@@ -218,6 +219,9 @@ static int open_dir(struct engine *e, const char *backing, char *err, size_t err
 			 (long)geteuid());
 		return r;
 	}
+	r = ours_check_dir(e->dirfd, e->path, err, errlen);
+	if (r)
+		return r;
 	if (!e->opts.readonly && faccessat(e->dirfd, ".", W_OK | X_OK, AT_EACCESS)) {
 		r = -errno;
 		snprintf(err, errlen, "backing %s is not writable for uid %ld: %s%s", e->path,
@@ -385,7 +389,7 @@ static int open_stores(struct engine *e, char *err, size_t errlen)
 	return 0;
 
 pool_error:
-	snprintf(err, errlen, "%s/pool: %s%s%s", e->path, why && why[0] ? why : strerror(-r),
+	snprintf(err, errlen, "%s/pool: %s%s%s", e->path, why[0] ? why : strerror(-r),
 		 r == -ENOSPC ? " (free some space on this file system)" : "",
 		 r == -ENOENT && !create ? ": the pool file is missing, its data are lost" : "");
 	return r;
@@ -614,9 +618,11 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
 	if (!e->opts.trace)
 		e->opts.trace = getenv("MOMENT_TRACE");
 	if (e->opts.trace && e->opts.trace[0]) {
-		r = trace_open(e->opts.trace, &c->trace);
+		const char *why = NULL;
+
+		r = trace_open(e->opts.trace, &c->trace, &why);
 		if (r) {
-			snprintf(err, errlen, "trace=%s: %s", e->opts.trace, strerror(-r));
+			snprintf(err, errlen, "trace=%s: %s", e->opts.trace, why ? why : strerror(-r));
 			goto out_fini;
 		}
 	}
@@ -762,4 +768,9 @@ bool engine_readonly(const struct engine *e)
 const char *engine_backing(const struct engine *e)
 {
 	return e->path;
+}
+
+int engine_dirfd(const struct engine *e)
+{
+	return e->dirfd;
 }

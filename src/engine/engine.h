@@ -105,6 +105,7 @@ struct arena *engine_arena(struct engine *e);
 uint32_t engine_block(const struct engine *e);
 bool engine_readonly(const struct engine *e);
 const char *engine_backing(const struct engine *e); /* absolute path */
+int engine_dirfd(const struct engine *e);	    /* of the backing; the engine's */
 
 /* ---- ops -------------------------------------------------------------------------------- */
 

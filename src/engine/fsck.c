@@ -19,6 +19,7 @@
 
 #include "engine/engine_impl.h"
 #include "engine/fsck_impl.h"
+#include "engine/ours.h"
 #include "engine/pool_super.h"
 
 #define POOL_FILE "pool"
@@ -105,7 +106,7 @@ static bool repair_slot(struct fsck *f, struct pool_super_slot next)
 
 	if (!f->opts->repair)
 		return false;
-	fd = openat(f->dirfd, POOL_FILE, O_RDWR | O_CLOEXEC);
+	fd = ours_open(f->dirfd, POOL_FILE, O_RDWR, NULL);
 	if (fd < 0)
 		return false;
 	next.generation++;
@@ -125,12 +126,12 @@ static int check_pool(struct fsck *f, const uint8_t *uuid, char *err, size_t err
 	const char *why = "";
 	int fd, res;
 
-	fd = openat(f->dirfd, POOL_FILE, O_RDONLY | O_CLOEXEC);
+	fd = ours_open(f->dirfd, POOL_FILE, O_RDONLY, &why);
 	if (fd < 0) {
 		fsck_tell(f, "pool", 0, NULL, false, "the pool file cannot be opened: %s%s",
-			  strerror(errno),
-			  errno == ENOENT ? "; without it there are no data: restore it from a copy"
-					  : "");
+			  *why ? why : strerror(-fd),
+			  fd == -ENOENT ? "; without it there are no data: restore it from a copy"
+					: "");
 		return 0;
 	}
 	res = pool_super_read(fd, &super, &why);
@@ -175,21 +176,21 @@ static bool catalog_problem(void *arg, uint64_t ino, const char *text)
 }
 
 /* They are in no row's hash, so that nothing else changes. */
-static int drop_orphans(const char *dir, char *err, size_t errlen)
+static int drop_orphans(const struct fsck *f, char *err, size_t errlen)
 {
-	char path[PATH_MAX];
+	const struct cat_place place = {f->dirfd, f->opts->dir, CATALOG_FILE};
 	sqlite3 *db;
 	int res;
 
-	if (snprintf(path, sizeof(path), "%s/" CATALOG_FILE, dir) >= PATH_MAX)
-		return -ENAMETOOLONG;
-	res = cat_db_open(path, NULL, false, &db, err, errlen);
+	res = cat_check_files(f->dirfd, f->opts->dir, false, err, errlen);
+	if (!res)
+		res = cat_db_open(&place, NULL, false, &db, err, errlen);
 	if (res < 0)
 		return res;
 	res = cat_exec(db, "DELETE FROM xattr WHERE ino NOT IN (SELECT ino FROM inode)");
 	if (res < 0)
-		cat_message(err, errlen, "%s: dropping attributes of no inode: %s", path,
-			    sqlite3_errmsg(db));
+		cat_message(err, errlen, "%s/" CATALOG_FILE ": dropping attributes of no inode: %s",
+			    f->opts->dir, sqlite3_errmsg(db));
 	sqlite3_close(db);
 	return res;
 }
@@ -210,8 +211,8 @@ static int check_catalog(struct fsck *f, char *err, size_t errlen)
 {
 	struct orphans orphans = {.f = f};
 	struct cat_check check = {.problem = catalog_problem, .arg = &orphans};
-	char copy[PATH_MAX];
-	sqlite3 *db = NULL;
+	struct cat_reader reader;
+	sqlite3 *db;
 	int res;
 
 	if (faccessat(f->dirfd, CATALOG_FILE, F_OK, AT_SYMLINK_NOFOLLOW) < 0) {
@@ -221,11 +222,12 @@ static int check_catalog(struct fsck *f, char *err, size_t errlen)
 			  "pool: restore it from a copy");
 		return 0;
 	}
-	res = cat_open_readonly(f->opts->dir, f->dirfd, NULL, &db, copy, err, errlen);
+	res = cat_open_readonly(f->opts->dir, f->dirfd, NULL, &reader, err, errlen);
 	if (res == -EUCLEAN)
 		fsck_tell(f, "catalog", 0, NULL, false, "%s", err);
 	if (res < 0)
 		return res == -EUCLEAN ? 0 : res;
+	db = reader.db;
 	res = cat_quick_check(db, &check);
 	if (!res || res == -EUCLEAN)
 		res = cat_load(db, &f->img, &check);
@@ -237,14 +239,14 @@ static int check_catalog(struct fsck *f, char *err, size_t errlen)
 	else if (res < 0 && res != -EUCLEAN)
 		cat_message(err, errlen, "%s/" CATALOG_FILE ": %s: %s", f->opts->dir,
 			    sqlite3_errmsg(db), strerror(-res));
-	cat_close_readonly(db, copy);
+	cat_close_readonly(&reader);
 	if (res == -EUCLEAN)
 		return 0; /* was told */
 	if (res < 0)
 		return res;
 	count(f);
 	if (orphans.any && f->opts->repair)
-		res = drop_orphans(f->opts->dir, err, errlen);
+		res = drop_orphans(f, err, errlen);
 	return res;
 }
 
@@ -315,6 +317,9 @@ int fsck_run(const struct fsck_opts *opts, struct fsck_result *res, char *err, s
 		cat_message(err, errlen, "%s: %s", opts->dir, strerror(-rc));
 		return rc;
 	}
+	rc = ours_check_dir(f.dirfd, opts->dir, err, errlen);
+	if (rc < 0)
+		goto out_close;
 	rc = -ENOENT;
 	if (faccessat(f.dirfd, CATALOG_FILE, F_OK, AT_SYMLINK_NOFOLLOW) < 0 &&
 	    faccessat(f.dirfd, POOL_FILE, F_OK, AT_SYMLINK_NOFOLLOW) < 0) {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "engine/engine_impl.h"
+#include "engine/ours.h"
 
 #define LOCK_NAME "lock"
 
@@ -51,20 +52,20 @@ static void read_text(int fd, struct holder *h)
 int holder_take(int dirfd, const char *path, const struct engine_opts *opts, bool readonly,
 		int *lockfd, char *err, size_t errlen)
 {
-	int fd = openat(dirfd, LOCK_NAME, (readonly ? O_RDONLY : O_RDWR | O_CREAT) | O_CLOEXEC,
-			0600);
+	const char *why = NULL;
+	int fd = ours_open(dirfd, LOCK_NAME, readonly ? O_RDONLY : O_RDWR | O_CREAT, &why);
 	unsigned int waited = 0;
 	bool told = false;
 	struct flock lk = {.l_type = readonly ? F_RDLCK : F_WRLCK, .l_whence = SEEK_SET};
 
 	if (fd < 0) {
-		int r = -errno;
+		int r = fd;
 
 		if (readonly && r == -ENOENT) {
 			*lockfd = -1; /* never held by anybody */
 			return 0;
 		}
-		snprintf(err, errlen, "%s/%s: %s%s", path, LOCK_NAME, strerror(-r),
+		snprintf(err, errlen, "%s/%s: %s%s", path, LOCK_NAME, why ? why : strerror(-r),
 			 r == -EACCES
 				 ? " (run as the owner of the directory, or choose another one)"
 			 : r == -EROFS ? " (mount it with -o ro to look at it)"

@@ -29,6 +29,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "engine/ours.h"
 #include "engine/pool_map.h"
 #include "engine/pool_super.h"
 
@@ -194,7 +195,7 @@ static int read_file(struct pool *p, const struct pool_opts *o, uint64_t *size, 
 
 int pool_open(const struct pool_opts *o, struct pool **out, const char **why)
 {
-	int flags = (o->readonly ? O_RDONLY : O_RDWR) | O_CLOEXEC;
+	int flags = o->readonly ? O_RDONLY : O_RDWR;
 	uint64_t size = POOL_SUPER_SIZE;
 	const char *unasked;
 	struct pool *p;
@@ -210,14 +211,14 @@ int pool_open(const struct pool_opts *o, struct pool **out, const char **why)
 		return -ENOMEM;
 	p->readonly = o->readonly;
 	p->limit = o->limit;
-	p->fd = openat(o->dirfd, o->name, flags | (o->create ? O_CREAT | O_EXCL : 0), 0600);
+	p->fd = ours_open(o->dirfd, o->name, flags | (o->create ? O_CREAT | O_EXCL : 0), why);
 	if (p->fd < 0) {
-		rc = -errno;
+		rc = p->fd;
 		goto out_free;
 	}
-	p->super_fd = openat(o->dirfd, o->name, flags);
+	p->super_fd = ours_open(o->dirfd, o->name, flags, why);
 	if (p->super_fd < 0) {
-		rc = -errno;
+		rc = p->super_fd;
 		goto out_fd;
 	}
 	look_at_host(p);

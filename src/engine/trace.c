@@ -3,29 +3,43 @@
 #include "engine/trace.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "engine/loop.h"
+#include "engine/ours.h"
 
 struct trace {
 	FILE *f;
 	uint64_t start_ns;
 };
 
-int trace_open(const char *path, struct trace **out)
+int trace_open(const char *path, struct trace **out, const char **why)
 {
 	struct trace *t = calloc(1, sizeof(*t));
-	int r;
+	struct stat st;
+	int r, fd;
 
 	if (!t)
 		return -ENOMEM;
-	t->f = fopen(path, "we");
-	if (!t->f) {
+	/* A regular file that is not ours alone is not written over; a pipe or a terminal may be
+	 * anybody's. */
+	if (!stat(path, &st) && !S_ISREG(st.st_mode)) {
+		fd = open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY);
 		r = -errno;
+	} else {
+		fd = r = ours_open(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, why);
+	}
+	t->f = fd < 0 ? NULL : fdopen(fd, "w");
+	if (!t->f) {
+		if (fd >= 0)
+			close(fd);
 		free(t);
-		return r;
+		return fd < 0 ? r : -ENOMEM;
 	}
 	setvbuf(t->f, NULL, _IOFBF, 1 << 18);
 	fputs("# seconds\tevent\tinode\tblock\tbytes\n", t->f);

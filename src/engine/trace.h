@@ -14,7 +14,8 @@
 
 struct trace;
 
-int trace_open(const char *path, struct trace **out);
+/* 0 or -errno; *why then says what is wrong with the file, if it is there. */
+int trace_open(const char *path, struct trace **out, const char **why);
 void trace_close(struct trace *t);
 void trace_write(struct trace *t, const char *event, uint64_t ino, uint64_t n, uint64_t bytes);
 

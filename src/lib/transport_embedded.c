@@ -7,6 +7,7 @@
  * queue and nothing else; its lock is a leaf, held for a few instructions.
  */
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -201,7 +202,7 @@ static void emb_log(void *arg, enum engine_log_level level, const char *msg)
 
 int transport_embedded(const struct path_opts *o, struct transport **out)
 {
-	char holder[80], err[1024] = "";
+	char holder[80], err[2 * PATH_MAX + 1024] = "";
 	struct transport_emb *k = calloc(1, sizeof(*k));
 	struct emb_session create = {.k = k};
 	struct engine_opts eo = {
