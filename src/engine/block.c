@@ -35,6 +35,8 @@ void block_set_state(struct block *b, enum block_state to)
 		b->f->dirty += is ? 1u : -1u;
 		slot_account(b->c, b->f, b->n);
 	}
+	if (to == BLOCK_DIRTY && !was)
+		slot_changed(b->c, b->f, b->n);
 }
 
 void block_wait(struct block *b, struct waiter *w)
@@ -166,6 +168,7 @@ void file_holes(struct cache *c, struct file *f, uint32_t n, uint32_t stop, bool
 		slot_drop_live(c, f, s, n);
 		if (!keep)
 			s->keep = false;
+		f->untidy |= !keep;
 		slot_trim(c, s);
 		slot_account(c, f, n);
 	}

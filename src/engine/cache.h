@@ -78,8 +78,14 @@ struct file {
 	uint64_t ino;
 	uint64_t size;
 	uint64_t bytes;	     /* allocated on disk, or to be */
-	struct slot **slots; /* chunks of SLOT_CHUNK, made when touched */
-	uint32_t nslots;     /* chunks */
+	/* slots.c */
+	struct slot first;	  /* slot 0 */
+	struct slot **few;	  /* slots 1, 2-3, 4-7, 8-15, 16-31, or NULL */
+	void *tree;		  /* the others, or NULL */
+	struct slot_leaf *marked; /* those that the next commit looks at */
+	uint8_t height;		  /* of the tree, in nodes */
+	bool marked_first;	  /* slots 0 to 31 are to be looked at */
+	bool untidy;		  /* blocks have become holes: slots may be empty */
 	uint32_t cached;     /* blocks in the cache */
 	uint32_t dirty;	     /* of these, DIRTY or WRITING */
 	bool changed;	     /* since the last freeze: map, content or size */
@@ -92,7 +98,6 @@ struct file {
 	struct list changed_link;
 	struct list held_link;
 	struct freed_list frees;
-	struct waiter *drop;	 /* gone: dropping waits for its blocks */
 	struct session *session; /* registered by */
 	uint32_t handle;	 /* the session's */
 };
@@ -162,7 +167,8 @@ struct get {
 	struct list link; /* in cache.starving */
 };
 
-#define SLOT_CHUNK 256u
+#define SLOT_LEAF 32u /* slots in a leaf: the blocks of a segment of the map */
+#define SLOT_FEW  5u
 
 struct cache_stats {
 	uint64_t hits, misses, evictions, prefetches, prefetch_hits, writebacks;
@@ -184,6 +190,7 @@ struct cache {
 
 	struct u64map files;	   /* number -> struct file */
 	struct list held;	   /* files that are held */
+	uint64_t heap;		   /* bytes of heap that files and slots take */
 	struct list changed;	   /* files */
 	struct freed_list orphans; /* extents of files that are gone */
 
@@ -243,16 +250,11 @@ void files_fini(struct cache *c); /* with their blocks; nothing is in flight any
 struct file *file_next(struct cache *c, size_t *pos); /* all of them, in no order; from 0 on */
 int file_load_map(struct cache *c, struct file *f, const struct extent *map, uint32_t n,
 		  uint64_t seq);
-struct slot *file_slot(struct file *f, uint32_t n); /* NULL: never touched */
-struct slot *file_slot_next(struct file *f,
-			    uint32_t *n); /* the first that was touched, from *n on */
-struct slot *file_slot_make(struct cache *c, struct file *f, uint32_t n); /* NULL: no memory */
 uint64_t file_size_max(const struct cache *c); /* by what a map can hold */
 uint32_t file_nblocks(const struct cache *c, const struct file *f);
 uint32_t file_content(const struct cache *c, const struct file *f,
 		      uint32_t n); /* bytes of block n by the file's size */
-uint32_t file_map_len(const struct cache *c, const struct file *f); /* entries a map needs */
-void file_changed(struct cache *c, struct file *f);
+void file_changed(struct cache *c, struct file *f); /* its size, or any of its blocks */
 void file_hold(struct cache *c, struct file *f, bool held);	/* in or out of an open step */
 void slot_account(struct cache *c, struct file *f, uint32_t n); /* after a change: file.bytes */
 void file_publish(struct cache *c, struct file *f, bool touch);
@@ -292,6 +294,23 @@ void freed_release(struct cache *c, const struct freed *fr);
 int space_wait(struct cache *c, struct waiter *w, uint32_t len, bool kept);
 int space_grow(struct cache *c, uint64_t need); /* 0: started or under way; -ENOSPC */
 void space_wake(struct cache *c);
+
+/* ---- slots.c: a file's slots by number ---- */
+struct slot *file_slot(struct file *f, uint32_t n); /* NULL: never touched */
+struct slot *file_slot_next(struct file *f,
+			    uint32_t *n); /* the first that was touched, from *n on */
+struct slot *file_slot_make(struct cache *c, struct file *f, uint32_t n); /* NULL: no memory */
+uint32_t file_map_len(struct file *f); /* entries that a map up to the last block with data has */
+/* A commit has to look at block n: what it would record of it is another now, or will be. */
+void slot_changed(struct cache *c, struct file *f, uint32_t n);
+void file_changed_all(struct cache *c, struct file *f); /* at all blocks */
+/* The marked segments: how many, and which, in order. */
+uint32_t slots_marked(const struct file *f);
+void slots_marked_get(const struct file *f, uint32_t *segs);
+/* They have been taken; but those that have data in block n or behind it stay marked. */
+void slots_unmark(struct file *f, uint32_t n);
+void slots_tidy(struct cache *c, struct file *f); /* frees leaves of slots that are all empty */
+void slots_fini(struct cache *c, struct file *f);
 
 /* ---- block.c ---- */
 const char *block_state_name(enum block_state s);

@@ -169,15 +169,14 @@ static void undo(struct commit *m)
 
 	for (size_t i = 0; i < m->ninos; i++) {
 		struct file *f = file_find(c, m->inos[i]);
+		struct slot *s;
 
 		if (!f)
 			continue;
-		for (uint32_t k = 0; k < f->nslots; k++) {
-			for (uint32_t j = 0; !uncertain && f->slots[k] && j < SLOT_CHUNK; j++) {
-				if (f->slots[k][j].seq == m->seq)
-					f->slots[k][j].seq = 0;
-			}
-		}
+		for (uint32_t k = 0; !uncertain && (s = file_slot_next(f, &k)); k++)
+			if (s->seq == m->seq)
+				s->seq = 0;
+		file_changed_all(c, f);
 		file_changed(c, f);
 	}
 	for (size_t i = 0; i < m->frees.n; i++) {
@@ -353,7 +352,7 @@ static int take_file(struct commit *m, struct file *f)
 {
 	struct cache *c = m->c;
 	/* A block past the end has no bytes that anybody was told of: the next commit takes it. */
-	uint32_t n = (uint32_t)min_u64(file_map_len(c, f), file_nblocks(c, f));
+	uint32_t n = (uint32_t)min_u64(file_map_len(f), file_nblocks(c, f));
 	size_t unsure = 0;
 	int r;
 
@@ -407,6 +406,7 @@ static int take_file(struct commit *m, struct file *f)
 	}
 	list_remove(&f->changed_link);
 	f->changed = false;
+	slots_unmark(f, n);
 	freed_move(&m->frees, &f->frees);
 	return 0;
 }

@@ -27,6 +27,16 @@ struct file *file_next(struct cache *c, size_t *pos)
 	return u64map_next(&c->files, pos);
 }
 
+static void file_destroy(struct cache *c, struct file *f)
+{
+	slots_fini(c, f);
+	free(f->frees.v);
+	list_remove(&f->changed_link);
+	list_remove(&f->held_link);
+	c->heap -= heap_cost(sizeof(*f));
+	free(f);
+}
+
 struct file *file_get(struct cache *c, uint64_t ino)
 {
 	struct file *f = file_find(c, ino);
@@ -39,34 +49,25 @@ struct file *file_get(struct cache *c, uint64_t ino)
 	f = calloc(1, sizeof(*f));
 	if (!f)
 		return NULL;
+	c->heap += heap_cost(sizeof(*f));
 	f->ino = ino;
 	f->generated = a.flags & NS_GENERATED;
 	f->size = f->generated ? 0 : a.size;
 	list_init(&f->changed_link);
 	list_init(&f->held_link);
 	if (u64map_put(&c->files, ino, f)) {
-		free(f);
+		file_destroy(c, f);
 		return NULL;
 	}
 	return f;
 }
 
-static void file_destroy(struct file *f)
-{
-	for (uint32_t i = 0; i < f->nslots; i++)
-		free(f->slots[i]);
-	free(f->slots);
-	free(f->frees.v);
-	list_remove(&f->changed_link);
-	list_remove(&f->held_link);
-	free(f);
-}
 
 /* Forgets a file without blocks and live extents. */
 void file_free(struct cache *c, struct file *f)
 {
 	u64map_del(&c->files, f->ino);
-	file_destroy(f);
+	file_destroy(c, f);
 }
 
 void files_fini(struct cache *c)
@@ -78,50 +79,9 @@ void files_fini(struct cache *c)
 	while ((f = u64map_next(&c->files, &pos))) {
 		for (uint32_t n = 0; (s = file_slot_next(f, &n)); n++)
 			free(s->b);
-		file_destroy(f);
+		file_destroy(c, f);
 	}
 	u64map_fini(&c->files);
-}
-
-struct slot *file_slot(struct file *f, uint32_t n)
-{
-	uint32_t chunk = n / SLOT_CHUNK;
-
-	if (chunk >= f->nslots || !f->slots[chunk])
-		return NULL;
-	return &f->slots[chunk][n % SLOT_CHUNK];
-}
-
-struct slot *file_slot_next(struct file *f, uint32_t *n)
-{
-	for (; *n / SLOT_CHUNK < f->nslots; *n = (*n / SLOT_CHUNK + 1) * SLOT_CHUNK) {
-		if (f->slots[*n / SLOT_CHUNK])
-			return &f->slots[*n / SLOT_CHUNK][*n % SLOT_CHUNK];
-	}
-	return NULL;
-}
-
-struct slot *file_slot_make(struct cache *c, struct file *f, uint32_t n)
-{
-	uint32_t chunk = n / SLOT_CHUNK;
-
-	(void)c;
-	if (chunk >= f->nslots) {
-		uint32_t want = chunk + 1 > f->nslots * 2 ? chunk + 1 : f->nslots * 2;
-		struct slot **s = realloc(f->slots, want * sizeof(*s));
-
-		if (!s)
-			return NULL;
-		memset(s + f->nslots, 0, (want - f->nslots) * sizeof(*s));
-		f->slots = s;
-		f->nslots = want;
-	}
-	if (!f->slots[chunk]) {
-		f->slots[chunk] = calloc(SLOT_CHUNK, sizeof(struct slot));
-		if (!f->slots[chunk])
-			return NULL;
-	}
-	return &f->slots[chunk][n % SLOT_CHUNK];
 }
 
 int file_load_map(struct cache *c, struct file *f, const struct extent *map, uint32_t n,
@@ -160,25 +120,6 @@ uint32_t file_content(const struct cache *c, const struct file *f, uint32_t n)
 	uint64_t start = (uint64_t)n * c->block;
 
 	return start >= f->size ? 0 : (uint32_t)min_u64(c->block, f->size - start);
-}
-
-static bool slot_has_content(const struct slot *s)
-{
-	return !extent_is_hole(&s->live) ||
-	       (s->b && (s->b->state == BLOCK_DIRTY || s->b->state == BLOCK_WRITING));
-}
-
-uint32_t file_map_len(const struct cache *c, const struct file *f)
-{
-	(void)c;
-	for (uint32_t i = f->nslots; i-- > 0;) {
-		if (!f->slots[i])
-			continue;
-		for (uint32_t k = SLOT_CHUNK; k-- > 0;)
-			if (slot_has_content(&f->slots[i][k]))
-				return i * SLOT_CHUNK + k + 1;
-	}
-	return 0;
 }
 
 void file_changed(struct cache *c, struct file *f)
@@ -272,7 +213,7 @@ int file_make_meta(struct cache *c, uint64_t dir, struct waiter *w)
 void freed_push(struct freed_list *l, struct freed fr)
 {
 	if (l->n == l->cap) {
-		size_t cap = l->cap ? l->cap * 2 : 64;
+		size_t cap = l->cap ? l->cap * 2 : 1; /* most files replace one block */
 		struct freed *v = realloc(l->v, cap * sizeof(*v));
 
 		if (!v)
@@ -287,7 +228,8 @@ void freed_move(struct freed_list *to, struct freed_list *from)
 {
 	for (size_t i = 0; i < from->n; i++)
 		freed_push(to, from->v[i]);
-	from->n = 0;
+	free(from->v);
+	*from = (struct freed_list){0};
 }
 
 /* A place nobody refers to: to the kept slot that wants a second one, else to the pool. */
@@ -409,6 +351,8 @@ void slot_written(struct cache *c, struct file *f, struct slot *s, uint32_t n,
 	}
 	s->live = *e;
 	s->seq = 0;
+	if (frees == &f->frees) /* else the commit that has it frozen takes it */
+		slot_changed(c, f, n);
 	if (place > e->len)
 		pool_free(c->pool, (struct poff){e->off + e->len}, place - e->len);
 	if (!from_spare || extent_is_hole(&old))
@@ -433,7 +377,7 @@ void slot_drop_live(struct cache *c, struct file *f, struct slot *s, uint32_t n)
 		place_release(c, s, (struct poff){e.off}, e.len);
 	else
 		freed_push(&f->frees, (struct freed){{e.off}, e.len, n, f->ino});
-	file_changed(c, f);
+	slot_changed(c, f, n);
 }
 
 /* ---- pool space ---- */

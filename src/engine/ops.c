@@ -338,8 +338,10 @@ static void truncate_resume(struct op_run *r)
 		struct slot *s = part ? file_slot(f, n) : NULL;
 
 		file_holes(c, f, n + (part ? 1 : 0), UINT32_MAX, false);
-		if (s && !extent_is_hole(&s->live) && s->live.valid > part)
+		if (s && !extent_is_hole(&s->live) && s->live.valid > part) {
 			s->live.valid = part;
+			slot_changed(c, f, n);
+		}
 		if (s && s->b && s->b->piece > part)
 			memset((char *)arena_ptr_at(c->base, s->b->mem) + part, 0,
 			       s->b->piece - part);
@@ -538,8 +540,10 @@ static void op_seek(struct engine *e, struct engine_op *op)
 			op_end(op, (int64_t)max_u64(pos, (uint64_t)n * c->block));
 			return;
 		}
-		if (!s && op->arg == SEEK_DATA)
-			n |= SLOT_CHUNK - 1;
+		if (!s && op->arg == SEEK_DATA && file_slot_next(f, &n))
+			n--;
+		else if (!s && op->arg == SEEK_DATA)
+			n = file_nblocks(c, f);
 	}
 }
 
@@ -547,19 +551,18 @@ static void op_resident(struct engine *e, struct engine_op *op)
 {
 	struct cache *c = &e->c;
 	struct file *f = file_find(c, op->ino);
+	struct slot *s;
 
 	op->out.resident = op->out.dirty = 0;
 	op->out.bytes = f ? f->bytes : 0;
-	for (uint32_t i = 0; f && i < f->nslots; i++) {
-		for (uint32_t k = 0; f->slots[i] && k < SLOT_CHUNK; k++) {
-			struct block *b = f->slots[i][k].b;
+	for (uint32_t n = 0; f && (s = file_slot_next(f, &n)); n++) {
+		struct block *b = s->b;
 
-			if (!b || b->state == BLOCK_EMPTY || b->state == BLOCK_READING)
-				continue;
-			op->out.resident += file_content(c, f, b->n);
-			if (b->state != BLOCK_CLEAN)
-				op->out.dirty += file_content(c, f, b->n);
-		}
+		if (!b || b->state == BLOCK_EMPTY || b->state == BLOCK_READING)
+			continue;
+		op->out.resident += file_content(c, f, n);
+		if (b->state != BLOCK_CLEAN)
+			op->out.dirty += file_content(c, f, n);
 	}
 	op_end(op, 0);
 }

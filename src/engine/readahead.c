@@ -71,7 +71,7 @@ void readahead_pump(struct cache *c)
 		struct prefetch *p = &c->ahead[c->ahead_head];
 		struct file *f = file_find(c, p->ino);
 		struct slot *s = f ? file_slot(f, p->n) : NULL;
-		uint32_t n = 1;
+		uint32_t n = 1, next = p->n;
 
 		if (!f) {
 			pop(c, 1);
@@ -84,7 +84,7 @@ void readahead_pump(struct cache *c)
 				return;
 		}
 		if (!s) /* nor does any of its neighbours */
-			n = (uint32_t)min_u64(p->count, SLOT_CHUNK - p->n % SLOT_CHUNK);
+			n = !file_slot_next(f, &next) ? p->count : (uint32_t)min_u64(p->count, next - p->n);
 		p->n += n;
 		p->count -= n;
 		if (!p->count)

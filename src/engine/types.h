@@ -63,6 +63,17 @@ static inline uint64_t max_u64(uint64_t a, uint64_t b)
 	return a > b ? a : b;
 }
 
+static inline uint32_t max_u32(uint32_t a, uint32_t b)
+{
+	return a > b ? a : b;
+}
+
+/* What an allocation of so many bytes takes of glibc's heap, for accounts of memory. */
+static inline uint64_t heap_cost(uint64_t size)
+{
+	return size <= 24 ? 32 : round_up_u64(size + 8, 16);
+}
+
 /* The object of type `type` whose `member` is at `ptr`. */
 #define container_of(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
 

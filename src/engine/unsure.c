@@ -35,7 +35,8 @@
 
 /* ---- marking ---- */
 
-static void mark_slot(struct cache *c, struct file *f, struct slot *s, uint64_t seq)
+static void mark_slot(struct cache *c, struct file *f, struct slot *s, uint32_t n,
+		      uint64_t seq)
 {
 	struct block *b = s->b;
 
@@ -43,7 +44,7 @@ static void mark_slot(struct cache *c, struct file *f, struct slot *s, uint64_t 
 	    (extent_is_hole(&s->live) || (s->seq != 0 && s->seq != seq)))
 		return;
 	s->unsure = true;
-	file_changed(c, f);
+	slot_changed(c, f, n);
 	/* In place, if no commit may have it. Without a place to write to it is read back later. */
 	if (b && b->state == BLOCK_CLEAN &&
 	    (s->seq == 0 || slot_reserve(c, f, s, block_write_len(b)) == 0))
@@ -58,7 +59,7 @@ void unsure_mark(struct cache *c, uint64_t seq)
 
 	while ((f = file_next(c, &pos)))
 		for (uint32_t n = 0; (s = file_slot_next(f, &n)); n++)
-			mark_slot(c, f, s, seq);
+			mark_slot(c, f, s, n, seq);
 }
 
 /* ---- writing again ---- */
