@@ -79,6 +79,7 @@ static int make_args(struct daemon *d, const char *backing, struct fuse_args *ar
 		 d->o->readonly ? ",ro" : "");
 	if (!fuse_opt_add_opt_escaped(&list, fsname) && !fuse_opt_add_arg(args, "momentfs") &&
 	    !add_option(args, list) && !add_option(args, fixed) &&
+	    (!d->o->kernel || !add_option(args, d->o->kernel)) &&
 	    (!d->o->debug || !fuse_opt_add_arg(args, "-d")))
 		res = 0;
 	free(fsname);

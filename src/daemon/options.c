@@ -85,12 +85,25 @@ static const struct option_def option_table[] = {
 	 "Write one line per block and I/O event to FILE."},
 };
 
-/* Words of fstab and of mount(8) that are not for us, or are always so. */
+/* Words of fstab(5) and of mount(8) that are for mount(8) itself, or always so, or about what the
+ * files of a mount do not have: access times, set-user-ID bits, devices, symbolic links, locks. */
 static const char *const ignored_options[] = {
-	"auto",	 "noauto", "user",    "nouser",	  "users",	"nofail",   "_netdev",	  "rw",
-	"dev",	 "nodev",  "suid",    "nosuid",	  "exec",	"defaults", "owner",	  "group",
-	"async", "atime",  "noatime", "relatime", "norelatime", "diratime", "nodiratime", "silent",
+	"auto",	       "noauto",	"user",		 "nouser",	"users",
+	"nousers",     "owner",		"noowner",	 "group",	"nogroup",
+	"nofail",      "_netdev",	"defaults",	 "suid",	"nosuid",
+	"dev",	       "nodev",		"atime",	 "noatime",	"diratime",
+	"nodiratime",  "relatime",	"norelatime",	 "strictatime", "nostrictatime",
+	"lazytime",    "nolazytime",	"iversion",	 "noiversion",	"mand",
+	"nomand",      "silent",	"loud",		 "symfollow",	"nosymfollow",
+	"default_permissions",
 };
+static const char *const ignored_prefixes[] = {"x-", "X-", "comment=", "user=", "helper=",
+					       "uhelper="};
+
+/* Words that the kernel is told when it mounts. Of two that contradict each other the last counts. */
+static const char *const kernel_options[] = {"exec", "noexec", "async", "sync", "dirsync"};
+static const char *const kernel_prefixes[] = {"context=", "fscontext=", "defcontext=",
+					      "rootcontext="};
 
 #define N(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -276,18 +289,43 @@ static int set_value(struct options *o, const struct option_def *d, const char *
 	return -EINVAL;
 }
 
-static bool is_ignored(const char *word)
+static bool is_among(const char *word, const char *const *words, size_t n)
 {
-	for (size_t i = 0; i < N(ignored_options); i++)
-		if (!strcmp(word, ignored_options[i]))
+	for (size_t i = 0; i < n; i++)
+		if (!strcmp(word, words[i]))
 			return true;
-	return !strncmp(word, "x-", 2) || !strncmp(word, "X-", 2) || !strncmp(word, "comment=", 8);
+	return false;
+}
+
+static bool starts_among(const char *word, const char *const *prefixes, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!strncmp(word, prefixes[i], strlen(prefixes[i])))
+			return true;
+	return false;
+}
+
+/* A word of mount(8): 1 if it was one, 0 if not, -ENOMEM. */
+static int parse_generic(struct options *o, const char *word)
+{
+	if (!strcmp(word, "rw")) {
+		o->readonly = false;
+		return 1;
+	}
+	if (is_among(word, ignored_options, N(ignored_options)) ||
+	    starts_among(word, ignored_prefixes, N(ignored_prefixes)))
+		return 1;
+	if (!is_among(word, kernel_options, N(kernel_options)) &&
+	    !starts_among(word, kernel_prefixes, N(kernel_prefixes)))
+		return 0;
+	return fuse_opt_add_opt_escaped(&o->kernel, word) ? -ENOMEM : 1;
 }
 
 static int parse_word(struct options *o, char *word)
 {
 	char *value = strchr(word, '=');
 	size_t len = value ? (size_t)(value - word) : strlen(word);
+	int res;
 
 	if (!len && !value)
 		return 0;
@@ -307,8 +345,9 @@ static int parse_word(struct options *o, char *word)
 		}
 		return set_value(o, d, value ? value + 1 : "");
 	}
-	if (is_ignored(word))
-		return 0;
+	res = parse_generic(o, word);
+	if (res)
+		return res < 0 ? res : 0;
 	if (!strcmp(word, "remount")) {
 		log_error("option remount: not possible; unmount and mount again");
 		return -EINVAL;
@@ -417,5 +456,6 @@ int options_parse(int argc, char **argv, struct options *o)
 void options_fini(struct options *o)
 {
 	free(o->trace);
-	o->trace = NULL;
+	free(o->kernel);
+	o->trace = o->kernel = NULL;
 }

@@ -16,6 +16,7 @@ struct options {
 	int io, direct, huge; /* enum io_engine, io_direct, arena_huge */
 	bool readonly, allow_other;
 	char *trace;
+	char *kernel; /* words for the kernel, escaped and with commas; NULL: none */
 	bool foreground, debug;
 };
 

@@ -32,6 +32,17 @@ const char *fuse_pkgversion(void)
 	return "0";
 }
 
+/* and for words that are the kernel's */
+int fuse_opt_add_opt_escaped(char **opts, const char *opt)
+{
+	char *both;
+
+	must(asprintf(&both, "%s%s%s", *opts ? *opts : "", *opts ? "," : "", opt) > 0);
+	free(*opts);
+	*opts = both;
+	return 0;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static int null_fd = -1, out_fd, err_fd;
