@@ -238,8 +238,8 @@ void request_destroy(struct request *r); /* after the reply */
 void request_put(struct request *r);	 /* one reference */
 /* Its caller is to die: the op ends with -EINTR if it can. False: the engine has not got it now. */
 bool request_give_up(struct request *r);
-/* Waits until the engine has answered all; false: it has not within that time. */
-bool requests_drain(struct daemon *d, unsigned int seconds);
+/* Waits until the engine has answered all; false: nothing has moved there for so long. */
+bool requests_drain(struct daemon *d, unsigned int stalled_seconds);
 
 void data_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void data_create_handle(struct daemon *d, uint64_t ino, struct fuse_file_info *fi);
@@ -277,6 +277,13 @@ bool interrupt_is_fatal(pid_t tid); /* is that thread to die? */
 /* ---- init_reply.c: after mounting --------------------------------------------------------- */
 int init_reply_hook(struct daemon *d);
 
+/* ---- systemd.c ------------------------------------------------------------------------------ */
+
+/* Lines for the service manager, if there is one that listens. */
+void systemd_tell(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* The end has begun; from now on the manager is asked to wait. Once. */
+void systemd_ending(const char *mountpoint);
+
 /* ---- notify.c ------------------------------------------------------------------------------- */
 
 int notify_create(struct daemon *d);
@@ -284,6 +291,8 @@ void notify_stop(struct daemon *d);    /* does what is queued, then ends the thr
 void notify_destroy(struct daemon *d); /* ... when the engine is closed: frees */
 /* The engine's boundary hook; arg: the daemon. */
 void notify_boundary(void *arg, struct engine_boundary *b);
+/* The kernel gives up its pages of all that is open for writing: those that are dirty come as WRITEs. */
+void notify_fetch(struct notify *n);
 /* j->run() is called on the notify thread when the pages of j's range are gone. False: there are
  * none, nothing will be called. */
 bool notify_direct(struct notify *n, struct notify_job *j);

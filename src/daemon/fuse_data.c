@@ -151,17 +151,27 @@ void request_destroy(struct request *r)
 	request_put(r);
 }
 
-bool requests_drain(struct daemon *d, unsigned int seconds)
+bool requests_drain(struct daemon *d, unsigned int stalled_seconds)
 {
-	struct timespec until;
+	uint64_t moved = engine_moved(d->e);
+	unsigned int stalled = 0;
 	bool done;
-	int res = 0;
 
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += seconds;
 	pthread_mutex_lock(&d->lock);
-	while (d->requests && res != ETIMEDOUT)
-		res = pthread_cond_timedwait(&d->drained, &d->lock, &until);
+	while (d->requests && stalled < stalled_seconds) {
+		struct timespec until;
+		uint64_t now;
+
+		clock_gettime(CLOCK_MONOTONIC, &until);
+		until.tv_sec++;
+		if (pthread_cond_timedwait(&d->drained, &d->lock, &until) != ETIMEDOUT)
+			continue;
+		pthread_mutex_unlock(&d->lock);
+		now = engine_moved(d->e);
+		stalled = now == moved ? stalled + 1 : 0;
+		moved = now;
+		pthread_mutex_lock(&d->lock);
+	}
 	done = !d->requests;
 	pthread_mutex_unlock(&d->lock);
 	return done;

@@ -32,7 +32,7 @@
 #define LINGER_MS 10000u /* for the last user, after a signal or `detach` */
 #define HURRY_MS  1000u	 /* after a second signal; a third: at once */
 #define READAHEAD "1024" /* KiB */
-#define DRAIN_S	  60u	 /* for requests in flight, when everything ends */
+#define STALLED_S 600u	 /* without any sign of the drive, while requests are in flight */
 #define MS_NONE	  UINT64_MAX
 
 struct life {
@@ -40,7 +40,7 @@ struct life {
 	int signal_fd;
 	unsigned int signals;
 	uint64_t deadline; /* ms, MS_NONE: none */
-	bool ended, init;
+	bool ended, init, ending;
 };
 
 static uint64_t now_ms(void)
@@ -216,6 +216,13 @@ static int detach(struct daemon *d)
 	return res == -EPERM ? check_fusermount_detach(m.point) : res;
 }
 
+static void begin_ending(struct life *l)
+{
+	if (!l->ending)
+		systemd_ending(l->d->mountpoint);
+	l->ending = true;
+}
+
 static void begin_detach(struct life *l, const char *why)
 {
 	struct daemon *d = l->d;
@@ -224,6 +231,7 @@ static void begin_detach(struct life *l, const char *why)
 	if (atomic_exchange(&d->detaching, true))
 		return;
 	log_notice("%s: unmounting %s", why, d->mountpoint);
+	begin_ending(l);
 	l->deadline = now_ms() + LINGER_MS;
 	res = detach(d);
 	if (res < 0) {
@@ -232,8 +240,10 @@ static void begin_detach(struct life *l, const char *why)
 			control_answer_detach(d, res, "detach: the mount could not be unmounted");
 			atomic_store(&d->detaching, false);
 			l->deadline = MS_NONE;
+			return;
 		}
 	}
+	engine_hurry(d->e);
 }
 
 static bool is_idle(struct daemon *d)
@@ -332,6 +342,7 @@ static void serve_sessions(struct life *l)
 		wait_event(l, l->deadline);
 		if (l->signals == seen)
 			continue;
+		begin_ending(l);
 		l->deadline = l->deadline == MS_NONE ? now_ms() + LINGER_MS : now_ms();
 	}
 }
@@ -344,7 +355,13 @@ static int take_down(struct life *l)
 	char text[256] = "committed";
 	int res;
 
+	begin_ending(l);
 	control_answer_detach(d, -ECANCELED, "detach: the daemon is ending");
+	engine_hurry(d->e);
+	/* Dropping the kernel's pages brings those that are dirty: of who is still inside with a
+	 * mapped file. */
+	if (d->receive && !l->ended)
+		notify_fetch(d->notify);
 	/* The notify thread needs the receive threads to answer while it waits, so it goes first.
 	 */
 	if (s)
@@ -352,11 +369,10 @@ static int take_down(struct life *l)
 	notify_stop(d);
 	if (d->receive)
 		receive_stop(d);
-	if (!requests_drain(d, DRAIN_S)) {
-		log_error(
-			"%s: requests to the drive are not answered after %u s; ending without a last "
-			"commit, what is on disk is the one before",
-			d->mountpoint, DRAIN_S);
+	if (!requests_drain(d, STALLED_S)) {
+		log_error("%s: requests are in flight and the drive has done nothing for %u s; ending "
+			  "without a last commit, what is on disk is the one before",
+			  d->mountpoint, STALLED_S);
 		_exit(EXIT_RUNTIME); /* nothing that still runs may be taken away under its feet */
 	}
 	interrupts_stop(d);
@@ -450,6 +466,7 @@ int life_run(struct daemon *d, const char *backing, int signal_fd, void (*ready)
 		goto out_down;
 	tune(d);
 	ready();
+	systemd_tell("READY=1\nMAINPID=%d\nSTATUS=serving %s", (int)getpid(), d->mountpoint);
 	serve(&l);
 	serve_sessions(&l);
 out_down:

@@ -66,15 +66,26 @@ static void tell(struct notify *n, const struct ns_stale *s)
 	}
 }
 
-static void tell_all(struct notify_job *j)
+static void tell_stale(struct notify *n)
 {
-	struct notify *n = j->notify;
 	size_t got;
 
 	while ((got = ns_stale_take(n->d->ns, n->batch, BATCH)))
 		for (size_t i = 0; i < got; i++)
 			tell(n, &n->batch[i]);
+}
+
+static void tell_all(struct notify_job *j)
+{
+	tell_stale(j->notify);
 	j->boundary->done(j->boundary);
+	free(j);
+}
+
+static void fetch(struct notify_job *j)
+{
+	ns_stale_written(j->notify->d->ns);
+	tell_stale(j->notify);
 	free(j);
 }
 
@@ -140,6 +151,16 @@ void notify_boundary(void *arg, struct engine_boundary *b)
 bool notify_direct(struct notify *n, struct notify_job *j)
 {
 	return j->len && ns_is_paged(n->d->ns, j->ino) && queue(n, j);
+}
+
+void notify_fetch(struct notify *n)
+{
+	struct notify_job *j = calloc(1, sizeof(*j));
+
+	if (j)
+		j->run = fetch;
+	if (j && !queue(n, j))
+		free(j);
 }
 
 int notify_create(struct daemon *d)

@@ -195,6 +195,12 @@ char *engine_status_json(struct engine *e);
 /* Prometheus text exposition of the counters, malloc'ed. Not from the loop thread. */
 char *engine_stats_text(struct engine *e);
 
+/* A number that changes whenever something moves: I/O, an op, a commit. Not from the loop thread. */
+uint64_t engine_moved(struct engine *e);
+/* The end is near: what only takes time (a scrub) ends now and does not begin again. Not from the
+ * loop thread. */
+void engine_hurry(struct engine *e);
+
 struct engine_statfs {
 	uint64_t block, total, free, files;
 };

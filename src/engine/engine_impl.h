@@ -31,6 +31,7 @@ struct scrub {
 	uint64_t finished_ns; /* CLOCK_REALTIME; 0: never */
 	struct engine_op *op;
 	struct scrub_run *run;
+	bool stopped; /* none begins any more */
 };
 
 /* Somebody who waits for a block, but not for ever if it is a lease that it waits for: patience.c.
@@ -126,6 +127,6 @@ void status_string(FILE *f, const char *s); /* as a JSON string */
 
 /* scrub.c */
 void scrub_start(struct engine *e, struct engine_op *op);
-void scrub_stop(struct engine *e);
+void scrub_stop(struct engine *e); /* for good: the engine is about to close */
 
 #endif

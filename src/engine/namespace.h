@@ -156,6 +156,7 @@ struct ns_stale {
 };
 void ns_stale(struct ns *ns, uint64_t ino, unsigned int what);
 bool ns_stale_any(struct ns *ns);
+void ns_stale_written(struct ns *ns); /* data of all that is open for writing: to be fetched */
 size_t ns_stale_take(struct ns *ns, struct ns_stale *out, size_t most);
 void ns_set_paged(struct ns *ns, uint64_t ino);
 bool ns_is_paged(struct ns *ns, uint64_t ino);

@@ -186,3 +186,19 @@ bool ns_is_paged(struct ns *ns, uint64_t ino)
 	pthread_mutex_unlock(&ns->lock);
 	return paged;
 }
+
+void ns_stale_written(struct ns *ns)
+{
+	struct ns_inode *i;
+	size_t pos = 0;
+
+	pthread_mutex_lock(&ns->lock);
+	while ((i = u64map_next(&ns->inodes, &pos))) {
+		if (!i->writers)
+			continue;
+		i->stale_data = true;
+		if (!list_linked(&i->stale))
+			list_push_back(&ns->stale, &i->stale);
+	}
+	pthread_mutex_unlock(&ns->lock);
+}

@@ -125,8 +125,8 @@ void scrub_start(struct engine *e, struct engine_op *op)
 	size_t n = c->files.n, pos = 0;
 	struct file *f;
 
-	if (e->scrub.running) {
-		op->res = -EBUSY;
+	if (e->scrub.running || e->scrub.stopped) {
+		op->res = e->scrub.stopped ? -ECANCELED : -EBUSY;
 		op->done(op);
 		return;
 	}
@@ -158,6 +158,17 @@ void scrub_start(struct engine *e, struct engine_op *op)
 
 void scrub_stop(struct engine *e)
 {
+	e->scrub.stopped = true;
 	if (e->scrub.run)
 		e->scrub.run->stop = true;
+}
+
+static void hurry(void *arg)
+{
+	scrub_stop(arg);
+}
+
+void engine_hurry(struct engine *e)
+{
+	loop_call(e->loop, hurry, e);
 }

@@ -310,6 +310,28 @@ void engine_get_statfs(struct engine *e, struct engine_statfs *s)
 	loop_call(e->loop, query_statfs, &q);
 }
 
+static void query_moved(void *arg)
+{
+	struct query *q = arg;
+	struct io_info io;
+	struct commit_info ci;
+
+	io_get_info(q->e->io, &io);
+	commit_get_info(&q->e->c, &ci);
+	*(uint64_t *)q->out = io.reads + io.writes + io.syncs + io.errors + io.retries +
+			      io.read_bytes + io.write_bytes + q->e->c.stats.ops + ci.count +
+			      ci.pending + ci.running;
+}
+
+uint64_t engine_moved(struct engine *e)
+{
+	uint64_t sum;
+	struct query q = {e, &sum};
+
+	loop_call(e->loop, query_moved, &q);
+	return sum;
+}
+
 static void query_step(void *arg)
 {
 	struct query *q = arg;
