@@ -32,8 +32,18 @@
 #define MOMENT_PROTOCOL_H
 
 #include <stdint.h>
+#include <sys/ioctl.h>
 
 #include "moment/types.h"
+
+/*
+ * For programs that map state files through the mount: ioctl(fd, MOMENT_IOC_CLAIM) on a descriptor
+ * opened for writing. From then on until it is closed and unmapped, or MOMENT_IOC_UNCLAIM, nobody
+ * else opens the file for writing, and nobody cuts, renames or removes it (EBUSY). EBUSY: somebody
+ * else has it open for writing; ENOTTY: not a momentfs file.
+ */
+#define MOMENT_IOC_CLAIM   _IO('M', 0x71)
+#define MOMENT_IOC_UNCLAIM _IO('M', 0x72)
 
 #ifdef __cplusplus
 extern "C" {

@@ -244,6 +244,10 @@ bool requests_drain(struct daemon *d, unsigned int stalled_seconds);
 void data_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void data_create_handle(struct daemon *d, uint64_t ino, struct fuse_file_info *fi);
 void data_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+/* MOMENT_IOC_CLAIM and _UNCLAIM (protocol.h) */
+void data_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
+		struct fuse_file_info *fi, unsigned int flags, const void *in_buf, size_t in_size,
+		size_t out_size);
 void data_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
 void data_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
 		struct fuse_file_info *fi);
@@ -253,7 +257,7 @@ void data_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_fil
 void data_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len,
 		    struct fuse_file_info *fi);
 void data_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi);
-void data_truncate(fuse_req_t req, uint64_t ino, uint64_t size);
+void data_truncate(fuse_req_t req, uint64_t ino, uint64_t size, bool by_handle);
 void data_residency(fuse_req_t req, uint64_t ino, size_t size);
 
 /* ---- receive.c ------------------------------------------------------------------------------ */

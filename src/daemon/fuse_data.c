@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+#include "moment/protocol.h"
 
 /* ---- requests ------------------------------------------------------------------------------- */
 
@@ -184,14 +185,16 @@ static bool opens_for_writing(const struct fuse_file_info *fi)
 	return (fi->flags & O_ACCMODE) != O_RDONLY;
 }
 
+#define FH_WRITABLE 1u
+
 static struct text *text_of(const struct fuse_file_info *fi)
 {
-	return fi ? (struct text *)(uintptr_t)fi->fh : NULL;
+	return fi && fi->fh != FH_WRITABLE ? (struct text *)(uintptr_t)fi->fh : NULL;
 }
 
 void data_create_handle(struct daemon *d, uint64_t ino, struct fuse_file_info *fi)
 {
-	fi->fh = 0;
+	fi->fh = opens_for_writing(fi) ? FH_WRITABLE : 0;
 	/* Without it an open beside a dirty mapping writes it back 4 KiB at a time. */
 	fi->keep_cache = 1;
 	(void)ino;
@@ -251,7 +254,8 @@ void data_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		reply_err(req, res);
 		return;
 	}
-	fi->fh = (uint64_t)(uintptr_t)t;
+	if (t)
+		fi->fh = (uint64_t)(uintptr_t)t;
 	fi->direct_io = t != NULL;
 	if (fuse_reply_open(req, fi) < 0) {
 		if (!ino_is_virtual(ino))
@@ -271,6 +275,29 @@ void data_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		close_handle(d, ino, opens_for_writing(fi));
 	text_destroy(t);
 	reply_err(req, 0);
+}
+
+void data_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
+		struct fuse_file_info *fi, unsigned int flags, const void *in_buf, size_t in_size,
+		size_t out_size)
+{
+	int res;
+
+	(void)arg;
+	(void)flags;
+	(void)in_buf;
+	(void)in_size;
+	(void)out_size;
+	if (ino_is_virtual(ino) || (cmd != MOMENT_IOC_CLAIM && cmd != MOMENT_IOC_UNCLAIM))
+		res = -ENOTTY;
+	else if (fi->fh != FH_WRITABLE)
+		res = -EBADF;
+	else
+		res = ns_claim(daemon_of(req)->ns, ino, cmd == MOMENT_IOC_CLAIM);
+	if (res < 0)
+		reply_err(req, res);
+	else
+		fuse_reply_ioctl(req, 0, NULL, 0);
 }
 
 /* Data that came through write() is with the engine already; that it is durable, fsync says. */
@@ -455,11 +482,15 @@ static int check_changeable(struct daemon *d, uint64_t ino)
 	return res;
 }
 
-void data_truncate(fuse_req_t req, uint64_t ino, uint64_t size)
+void data_truncate(fuse_req_t req, uint64_t ino, uint64_t size, bool by_handle)
 {
+	struct daemon *d = daemon_of(req);
 	struct request *r;
-	int res = size > NS_FILE_SIZE_MAX ? -EFBIG : check_changeable(daemon_of(req), ino);
+	int res = size > NS_FILE_SIZE_MAX ? -EFBIG : check_changeable(d, ino);
 
+	/* The one handle through which a claimed file can be written is its owner's. */
+	if (!res && !by_handle && ns_is_claimed(d->ns, ino))
+		res = -EBUSY;
 	if (res < 0) {
 		reply_err(req, res);
 		return;

@@ -150,7 +150,7 @@ static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to
 	if (res < 0)
 		reply_err(req, res);
 	else if (to_set & FUSE_SET_ATTR_SIZE)
-		data_truncate(req, ino, (uint64_t)attr->st_size);
+		data_truncate(req, ino, (uint64_t)attr->st_size, fi != NULL);
 	else
 		op_getattr(req, ino, fi);
 }
@@ -483,6 +483,7 @@ const struct fuse_lowlevel_ops daemon_ops = {
 	.listxattr = op_listxattr,
 	.removexattr = op_removexattr,
 	.open = data_open,
+	.ioctl = data_ioctl,
 	.read = data_read,
 	.write = data_write,
 	.flush = data_flush,

@@ -39,6 +39,7 @@ enum ns_flag {
 	NS_HELD =
 		1u
 		<< 2, /* part of an open (or torn) step: a commit leaves it at its committed row */
+	NS_CLAIMED = 1u << 3, /* whoever has it open for writing has it alone (ns_claim) */
 };
 
 struct ns_attr {
@@ -132,6 +133,13 @@ unsigned int ns_open_writers_total(struct ns *ns);
  * and end.
  */
 int ns_register(struct ns *ns, uint64_t ino);
+/*
+ * The one writable handle that there is (else -EBUSY) excludes others until it is released: nobody
+ * opens the file for writing, cuts it, renames or removes it, or a directory above it. What is so
+ * already stays so.
+ */
+int ns_claim(struct ns *ns, uint64_t ino, bool claim);
+bool ns_is_claimed(struct ns *ns, uint64_t ino);
 void ns_unregister(struct ns *ns, uint64_t ino);
 void ns_hold(struct ns *ns, uint64_t ino, bool held);
 

@@ -89,6 +89,16 @@ out_unlock:
 
 /* --- handles -------------------------------------------------------------------------------- */
 
+static void set_claimed(struct ns_inode *i, bool claimed)
+{
+	if (claimed)
+		i->flags |= NS_CLAIMED;
+	else
+		i->flags &= ~(uint32_t)NS_CLAIMED;
+	for (struct ns_inode *up = i->parent; up; up = up->parent)
+		up->claims += claimed ? 1u : -1u;
+}
+
 int ns_open(struct ns *ns, uint64_t ino, bool write)
 {
 	struct ns_inode *i;
@@ -100,7 +110,7 @@ int ns_open(struct ns *ns, uint64_t ino, bool write)
 		res = -ESTALE;
 	else if (write && ns_is_dir(i))
 		res = -EISDIR;
-	else if (write && i->flags & NS_REGISTERED)
+	else if (write && i->flags & (NS_REGISTERED | NS_CLAIMED))
 		res = -EBUSY;
 	else if (write && i->flags & NS_GENERATED)
 		res = -EACCES;
@@ -125,6 +135,8 @@ void ns_release(struct ns *ns, uint64_t ino, bool write)
 		if (write && i->writers) {
 			i->writers--;
 			ns->writers_total--;
+			if (i->flags & NS_CLAIMED) /* this was the one */
+				set_claimed(i, false);
 		}
 		gone = ns_drop_locked(ns, i);
 	}
@@ -180,6 +192,35 @@ int ns_register(struct ns *ns, uint64_t ino)
 	}
 	pthread_mutex_unlock(&ns->lock);
 	return res;
+}
+
+int ns_claim(struct ns *ns, uint64_t ino, bool claim)
+{
+	struct ns_inode *i;
+	int res = 0;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	if (!i || !i->linked)
+		res = -ESTALE;
+	else if (i->writers != 1 || i->flags & NS_REGISTERED)
+		res = -EBUSY;
+	else if (claim != ((i->flags & NS_CLAIMED) != 0))
+		set_claimed(i, claim);
+	pthread_mutex_unlock(&ns->lock);
+	return res;
+}
+
+bool ns_is_claimed(struct ns *ns, uint64_t ino)
+{
+	struct ns_inode *i;
+	bool claimed;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	claimed = i && i->flags & NS_CLAIMED;
+	pthread_mutex_unlock(&ns->lock);
+	return claimed;
 }
 
 void ns_unregister(struct ns *ns, uint64_t ino)

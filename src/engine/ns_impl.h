@@ -65,7 +65,8 @@ struct ns_inode {
 	struct ns_slot *slots;
 	size_t n_slots, cap_slots, n_children;
 	unsigned int n_subdirs;
-	unsigned int pins; /* registered files anywhere below */
+	unsigned int pins;   /* registered files anywhere below */
+	unsigned int claims; /* claimed files anywhere below */
 };
 
 struct ns {

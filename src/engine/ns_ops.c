@@ -108,7 +108,7 @@ static struct ns_inode *only_meta(const struct ns *ns, const struct ns_inode *di
 /* May this file or directory leave its name? */
 static int may_remove(const struct ns *ns, const struct ns_inode *i)
 {
-	if (i->flags & NS_REGISTERED || i->pins)
+	if (i->flags & (NS_REGISTERED | NS_CLAIMED) || i->pins || i->claims)
 		return -EBUSY;
 	if (i->flags & NS_GENERATED && i->parent->pins)
 		return -EBUSY;
@@ -190,7 +190,7 @@ int ns_remove(struct ns *ns, uint64_t parent, const char *name, bool dir)
 static int may_rename(const struct ns *ns, const struct ns_inode *i, const struct ns_inode *to,
 		      const struct ns_inode *old)
 {
-	if (i->flags & NS_REGISTERED || i->pins)
+	if (i->flags & (NS_REGISTERED | NS_CLAIMED) || i->pins || i->claims)
 		return -EBUSY;
 	if (i->flags & NS_GENERATED)
 		return i->parent->pins ? -EBUSY : -EXDEV;

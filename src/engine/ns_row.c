@@ -129,10 +129,10 @@ static void inherit(struct ns_inode *to, const struct ns_inode *from)
 	to->named = from->named;
 	to->paged = from->paged;
 	to->flags |= from->flags & ~NS_STORED_FLAGS;
-	if (!(to->flags & NS_REGISTERED))
-		return;
-	for (struct ns_inode *up = to->parent; up; up = up->parent)
-		up->pins++;
+	for (struct ns_inode *up = to->parent; up; up = up->parent) {
+		up->pins += (to->flags & NS_REGISTERED) != 0;
+		up->claims += (to->flags & NS_CLAIMED) != 0;
+	}
 }
 
 static void swap_trees(struct ns *a, struct ns *b)
@@ -201,12 +201,12 @@ int ns_replace_locked(struct ns *ns, const struct ns_row *rows, size_t n, uint64
 		free(i->name);
 		i->slots = NULL;
 		i->n_slots = i->cap_slots = i->n_children = 0;
-		i->n_subdirs = i->pins = 0;
+		i->n_subdirs = i->pins = i->claims = 0;
 		i->name = NULL;
 		i->name_next = NULL;
 		i->parent = NULL;
 		i->linked = i->maybe_stored = false;
-		i->flags &= ~((uint32_t)NS_REGISTERED | NS_HELD);
+		i->flags &= ~((uint32_t)NS_REGISTERED | NS_HELD | NS_CLAIMED);
 		ns_stale_locked(ns, i, NS_STALE_ATTR | NS_STALE_DATA);
 	}
 	ns_delete(old);

@@ -11,18 +11,23 @@
  * step waits for the write-backs (sync_file_range, not msync, which would ask for a commit). Only
  * then is the bracket closed: what the daemon commits is whole.
  *
- * At most FDS_KEPT files are kept open; a mapping does not need its descriptor, write-back does.
+ * Each file is claimed (protocol.h), so that nobody changes it behind the mapping, and stays open:
+ * write-back and its errors go by the descriptor.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "moment/protocol.h"
 #include "lib/error.h"
 #include "lib/json.h"
 #include "lib/path_mmap.h"
@@ -33,12 +38,24 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-#define FDS_KEPT 256u
-#define WINDOW	 ((uint64_t)32 << 20)
+#define CLAIM_TRIES 100u /* 10 ms apart */
+#define SPARE_FDS   64u	 /* for the rest of the process */
+#define SPARE_MAPS  1024u
+#define WINDOW	    ((uint64_t)32 << 20)
+
+/* Whether something else is at the mount point's path now: the daemon was unmounted under us. */
+static bool unmounted(const struct mm *m)
+{
+	struct stat now, ours;
+
+	return m->dir >= 0 && (fstat(m->dir, &ours) < 0 || stat(m->path.mount, &now) < 0 ||
+			       now.st_dev != ours.st_dev);
+}
 
 int mm_error(struct mm *m, int res, const char *what)
 {
-	if (res == -ENOTCONN || res == -ECONNABORTED || res == -ENODEV)
+	if (res == -ENOTCONN || res == -ECONNABORTED || res == -ENODEV ||
+	    (res == -ENOENT && unmounted(m)))
 		return err_set(
 			-ECONNRESET,
 			"the momentfs daemon (process %u) that served %s has ended. The state on disk is its last "
@@ -51,24 +68,45 @@ int mm_error(struct mm *m, int res, const char *what)
 
 /* ---- files and mappings ----------------------------------------------------------------- */
 
-static int file_open(struct mm *m, struct mfile *f)
+/* Our own handles of a moment ago may still be on their way to the daemon. */
+static bool try_again(unsigned int *tries)
 {
-	if (f->fd >= 0)
-		return 0;
-	f->fd = openat(m->dir, f->rel, (m->readonly ? O_RDONLY : O_RDWR) | O_CLOEXEC);
-	if (f->fd < 0)
-		return mm_error(m, -errno, f->rel);
-	m->open_fds++;
+	struct timespec nap = {.tv_nsec = 10 * 1000 * 1000};
+
+	return (*tries)++ < CLAIM_TRIES && nanosleep(&nap, NULL) == 0;
+}
+
+/* Opens the file and has it alone from then on. A daemon that knows no claims answers ENOTTY. */
+int mm_open(struct mm *m, const char *rel, int flags, int *out)
+{
+	unsigned int tries = 0;
+	int fd;
+
+	do
+		fd = openat(m->dir, rel, (m->readonly ? O_RDONLY : O_RDWR) | flags | O_CLOEXEC,
+			    0644);
+	while (fd < 0 && errno == EBUSY && try_again(&tries));
+	if (fd < 0)
+		return mm_error(m, -errno, rel);
+	*out = fd;
+	while (!m->readonly && ioctl(fd, MOMENT_IOC_CLAIM) < 0 && errno != ENOTTY) {
+		if (errno == EBUSY && try_again(&tries))
+			continue;
+		close(fd);
+		return errno == EBUSY ? err_set(-EBUSY,
+						"%s/%s is open for writing in another program: end that one first",
+						m->path.mount, rel)
+				      : mm_error(m, -errno, rel);
+	}
 	return 0;
 }
 
-static void file_close(struct mm *m, struct mfile *f)
+void mm_close_file(struct mm *m, int fd)
 {
-	if (f->fd < 0)
-		return;
-	close(f->fd);
-	f->fd = -1;
-	m->open_fds--;
+	/* At once, and not when the kernel gets round to telling that the file was closed. */
+	if (!m->readonly)
+		ioctl(fd, MOMENT_IOC_UNCLAIM);
+	close(fd);
 }
 
 int mm_map(struct mm *m, struct mfile *f)
@@ -78,7 +116,7 @@ int mm_map(struct mm *m, struct mfile *f)
 
 	if (f->map || f->len == 0)
 		return 0;
-	res = file_open(m, f);
+	res = f->fd < 0 ? mm_open(m, f->rel, 0, &f->fd) : 0;
 	if (res < 0)
 		return res;
 	map = mmap(NULL, f->len, prot, MAP_SHARED, f->fd, 0);
@@ -86,8 +124,6 @@ int mm_map(struct mm *m, struct mfile *f)
 		return mm_error(m, -errno, f->rel);
 	madvise(map, f->len, MADV_DONTFORK);
 	f->map = map;
-	if (m->open_fds > FDS_KEPT)
-		file_close(m, f);
 	return 0;
 }
 
@@ -96,22 +132,73 @@ void mm_unmap(struct mm *m, struct mfile *f)
 	if (f->map)
 		munmap(f->map, f->len);
 	f->map = NULL;
-	file_close(m, f);
+	if (f->fd >= 0)
+		mm_close_file(m, f->fd);
+	f->fd = -1;
+}
+
+/* Descriptors that this process may still open: the limit is raised if it may be. */
+static int descriptors_for(size_t files)
+{
+	struct rlimit limit, raised;
+	uint64_t need;
+	int fd = dup(STDERR_FILENO); /* the lowest that is free: about as many are in use */
+
+	if (fd >= 0)
+		close(fd);
+	need = files + (uint64_t)(fd > 0 ? fd : 0) + SPARE_FDS;
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= need)
+		return 0;
+	raised = (struct rlimit){.rlim_cur = need, .rlim_max = limit.rlim_max};
+	if (limit.rlim_max >= need && setrlimit(RLIMIT_NOFILE, &raised) == 0)
+		return 0;
+	return err_set(-EMFILE,
+		       "mapping %zu state files takes about %llu file descriptors, and this process may have "
+		       "%llu: raise that (ulimit -n), or use data path 'session', which needs none",
+		       files, (unsigned long long)need, (unsigned long long)limit.rlim_max);
+}
+
+static int mappings_for(size_t files)
+{
+	unsigned long long most = 0, have = 0;
+	FILE *f = fopen("/proc/sys/vm/max_map_count", "re");
+	int c;
+
+	if (!f)
+		return 0;
+	if (fscanf(f, "%llu", &most) != 1)
+		most = 0;
+	fclose(f);
+	f = most ? fopen("/proc/self/maps", "re") : NULL;
+	if (!f)
+		return 0;
+	while ((c = getc(f)) != EOF)
+		have += c == '\n';
+	fclose(f);
+	if (have + files + SPARE_MAPS <= most)
+		return 0;
+	return err_set(-ENOMEM,
+		       "mapping %zu state files takes as many mappings; this process has %llu and may have "
+		       "%llu: raise that (sysctl vm.max_map_count), or use data path 'session', which needs one",
+		       files, have, most);
+}
+
+int mm_room_for(struct mm *m, size_t files)
+{
+	int res = files ? mappings_for(files) : 0;
+
+	(void)m;
+	return res < 0 || !files ? res : descriptors_for(files);
 }
 
 static int write_back(struct mm *m, struct mfile *f, uint64_t from, uint64_t to, bool wait)
 {
 	unsigned int how = SYNC_FILE_RANGE_WRITE |
 			   (wait ? SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WAIT_AFTER : 0);
-	int res = file_open(m, f);
 
-	if (res < 0)
-		return res;
 	if (sync_file_range(f->fd, (off_t)from, (off_t)(to - from), how) < 0)
-		res = mm_error(m, -errno, f->rel);
-	if (m->open_fds > FDS_KEPT)
-		file_close(m, f);
-	return res;
+		return mm_error(m, -errno, f->rel);
+	return 0;
 }
 
 /* ---- leases ----------------------------------------------------------------------------- */
@@ -167,7 +254,7 @@ static int fault_in(struct mm *m, struct mfile *f, uint64_t off, uint64_t len, b
 		char c;
 
 		/* Which of its reasons? An ordinary read tells. */
-		if (file_open(m, f) == 0 && pread(f->fd, &c, 1, (off_t)off) < 0)
+		if (pread(f->fd, &c, 1, (off_t)off) < 0)
 			return mm_error(m, -errno, f->rel);
 		return err_set(-EIO,
 			       "%s/%s: bytes %llu to %llu cannot be read (status has the reason)",
@@ -541,8 +628,8 @@ int path_open_mmap(const struct path_opts *o, struct path **out)
 	res = status_read(m->path.mount, &status);
 	if (res < 0)
 		goto out_close;
-	m->path.block = (uint32_t)json_u64(json_find(status, "block"), 2u << 20);
-	m->path.ram = json_u64(json_find(status, "ram.size"), 0);
+	m->path.block = (uint32_t)json_u64(json_find(status, "block_bytes"), 2u << 20);
+	m->path.ram = json_u64(json_find(status, "ram.bytes"), 0);
 	m->path.holder_pid = (uint32_t)json_u64(json_find(status, "mount.pid"), 0);
 	if (!m->readonly)
 		res = no_session(m, status);

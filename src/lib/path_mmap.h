@@ -13,7 +13,7 @@ struct mfile {
 	char *rel; /* below the mount */
 	uint64_t len;
 	char *map; /* NULL: not mapped (empty, or after a rollback until used) */
-	int fd;	   /* -1: not open */
+	int fd;	   /* open and claimed while it is mapped; -1 else */
 	uint64_t dirty_from, dirty_to; /* written in this step; from == to: nothing */
 };
 
@@ -33,7 +33,6 @@ struct mm {
 	uint32_t n_files;
 	struct mparam *param;
 	uint32_t n_params;
-	uint32_t open_fds;
 };
 
 static inline struct mm *mm_of(struct path *p)
@@ -43,6 +42,11 @@ static inline struct mm *mm_of(struct path *p)
 
 /* A failed call on the mount, told: -ECONNRESET if the daemon is gone. */
 int mm_error(struct mm *m, int res, const char *what);
+/* Opens a file and claims it; with O_CREAT in flags it is made. */
+int mm_open(struct mm *m, const char *rel, int flags, int *fd);
+void mm_close_file(struct mm *m, int fd);
+/* Whether so many files more can be kept open and mapped. -EMFILE, -ENOMEM with the limit. */
+int mm_room_for(struct mm *m, size_t files);
 int mm_map(struct mm *m, struct mfile *f);
 void mm_unmap(struct mm *m, struct mfile *f);
 

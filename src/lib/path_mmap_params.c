@@ -191,13 +191,14 @@ static int conflicts(struct mm *m, const char *rel, const struct path_param *wan
 	return res == -ENOENT ? -ENODATA : res;
 }
 
-static int make_file(struct mm *m, const char *rel, uint64_t len, bool zero)
+/* Makes the file, or gives it its length; *out is open and claimed if this succeeds. */
+static int make_file(struct mm *m, const char *rel, uint64_t len, bool zero, int *out)
 {
-	int fd = openat(m->dir, rel, O_RDWR | O_CREAT | O_CLOEXEC, 0644), res = 0;
 	struct stat st;
+	int fd, res = mm_open(m, rel, O_CREAT, &fd);
 
-	if (fd < 0)
-		return mm_error(m, -errno, rel);
+	if (res < 0)
+		return res;
 	if (zero && ftruncate(fd, 0) < 0)
 		res = -errno;
 	if (res == 0 && fstat(fd, &st) < 0)
@@ -206,11 +207,15 @@ static int make_file(struct mm *m, const char *rel, uint64_t len, bool zero)
 		res = -errno;
 	if (res == 0 && len && fallocate(fd, 0, 0, (off_t)len) < 0 && errno != EOPNOTSUPP)
 		res = -errno;
-	close(fd);
+	if (res == 0) {
+		*out = fd;
+		return 0;
+	}
+	mm_close_file(m, fd);
 	if (res == -ENOSPC || res == -EDQUOT)
 		return err_set(res, "%s: no space for %s: %s are needed, %s are free", rel,
 			       err_bytes(len), err_bytes(2 * len), err_bytes(m->path.free));
-	return res < 0 ? mm_error(m, res, rel) : 0;
+	return mm_error(m, res, rel);
 }
 
 static void drop_dir(struct mm *m, const char *rel)
@@ -227,17 +232,20 @@ static void drop_dir(struct mm *m, const char *rel)
 	unlinkat(m->dir, rel, AT_REMOVEDIR);
 }
 
-static int add_file(struct mm *m, char *rel, uint64_t len, uint32_t *out)
+/* Takes over rel and fd (-1: not open yet). */
+static int add_file(struct mm *m, char *rel, uint64_t len, int fd, uint32_t *out)
 {
 	struct mfile *more = realloc(m->file, (m->n_files + 1) * sizeof(*more));
 
 	if (!more) {
+		if (fd >= 0)
+			mm_close_file(m, fd);
 		free(rel);
 		return err_set(-ENOMEM, "out of memory");
 	}
 	m->file = more;
 	*out = m->n_files;
-	m->file[m->n_files++] = (struct mfile){.rel = rel, .len = len, .fd = -1};
+	m->file[m->n_files++] = (struct mfile){.rel = rel, .len = len, .fd = fd};
 	return mm_map(m, &m->file[*out]);
 }
 
@@ -273,6 +281,7 @@ static int make_param(struct mm *m, struct path_param *p, const char *rel, bool 
 	p->found = made ? MOMENT_REG_CREATED : MOMENT_REG_FOUND;
 	for (role = 0; role < MOMENT_ROLES && res == 0; role++) {
 		uint64_t len = p->numel * dtype_size(p->dtype[role]);
+		int fd = -1;
 		char *file;
 
 		mp->file[role] = p->file[role] = UINT32_MAX;
@@ -281,7 +290,7 @@ static int make_param(struct mm *m, struct path_param *p, const char *rel, bool 
 		if (asprintf(&file, "%s/%s", rel, role_names[role]) < 0)
 			return err_set(-ENOMEM, "out of memory");
 		if (!m->readonly)
-			res = make_file(m, file, len, fresh && !made);
+			res = make_file(m, file, len, fresh && !made, &fd);
 		if (res == 0 && !m->readonly)
 			res = attr_set(m, file, "user.moment.dtype", dtype_names[p->dtype[role]]);
 		if (res == 0 && !m->readonly)
@@ -289,11 +298,13 @@ static int make_param(struct mm *m, struct path_param *p, const char *rel, bool 
 		if (res == 0 && !m->readonly)
 			res = describe_to(m, file, p);
 		if (res < 0) {
+			if (fd >= 0)
+				mm_close_file(m, fd);
 			free(file);
 			break;
 		}
 		m->path.reserved += 2 * len;
-		res = add_file(m, file, len, &p->file[role]);
+		res = add_file(m, file, len, fd, &p->file[role]);
 		mp->file[role] = p->file[role];
 	}
 	if (m->readonly || res < 0)
@@ -329,9 +340,14 @@ int mm_add(struct path *path, struct path_param *pp, size_t n, uint32_t flags)
 	struct mm *m = mm_of(path);
 	uint32_t first = m->n_params;
 	char text[1024];
-	size_t i;
-	int res = 0;
+	size_t i, files = 0;
+	uint32_t role;
+	int res;
 
+	for (i = 0; i < n; i++)
+		for (role = 0; role < MOMENT_ROLES; role++)
+			files += pp[i].dtype[role] != 0xff;
+	res = mm_room_for(m, files);
 	for (i = 0; res == 0 && i < n; i++)
 		res = add_one(m, &pp[i], flags | MOMENT_REG_CHECK);
 	if (flags & MOMENT_REG_CHECK)

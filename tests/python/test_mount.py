@@ -8,6 +8,7 @@ Cases A8 to A11 and A16 of the collected faults.
 import json
 import mmap
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -73,20 +74,59 @@ class Looking(MountCase):
         del array
         self.assertEqual(np.fromfile(path, np.float32)[5], 123.0)
 
-    def test_others_cannot_write_what_a_session_holds(self):
+    def test_others_cannot_write_what_a_trainer_holds(self):
+        """By its session, or by the claims on the files that it has mapped."""
         m = self.mount()
-        named, opt = self.train(m, data="session")
-        path = m.file("w", "exp_avg")
-        for attempt in (lambda: np.memmap(path, np.float32, "r+"), lambda: os.truncate(path, 0),
-                        lambda: os.unlink(path), lambda: os.rename(path, path + ".old")):
-            with self.assertRaises(OSError) as e:
-                attempt()
-            self.assertEqual(e.exception.errno, 16, "EBUSY")  # a store would be lost, or undo a step
+        for data in ("session", "mmap"):
+            named, opt = self.train(m, data=data, fresh=data == "mmap")
+            path = m.file("w", "exp_avg")
+            other = os.path.join(m.path, "params", "other")
+            open(other, "w").close()
+            for attempt in (lambda: np.memmap(path, np.float32, "r+"), lambda: os.truncate(path, 0),
+                            lambda: open(path, "w"), lambda: os.rename(other, path),
+                            lambda: os.unlink(path), lambda: os.rename(path, path + ".old"),
+                            lambda: os.rename(os.path.dirname(path), other + ".dir")):
+                with self.assertRaises(OSError, msg=data) as e:
+                    attempt()
+                self.assertEqual(e.exception.errno, 16, data + ": EBUSY")  # a store would be lost, or undo a step
+            set_gradients(named, 2)
+            opt.step()
+            opt.close()
+            holder = open(path, "r+b")  # at once: what the trainer had is free when close() has returned
+            with self.assertRaisesRegex(momentfs.MomentError, "open for writing"):
+                AdamW(weights(SHAPES), mount=m.path, data=data, resume=True)
+            holder.close()
+            os.rename(path, path + ".old")
+            os.rename(path + ".old", path)
+
+    def test_a_trainer_that_maps_is_told_what_limit_it_meets(self):
+        m = self.mount("ram=64M,block=64K,commit=off")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        shapes = {f"p{i}": (3,) for i in range(100)}
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+        try:  # 200 files: the limit that may be raised is raised
+            self.train(m, shapes, data="mmap")[1].close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        code = ("import resource, torch, momentfs.torch; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128));"
+                "momentfs.torch.AdamW([(f'q{i}', torch.nn.Parameter(torch.zeros(3))) for i in range(100)],"
+                f" mount={m.path!r}, data='mmap', fresh=True)")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, "200 state files takes about [0-9]+ file descriptors.*may have 128.*ulimit -n")
+        self.assertFalse(os.path.exists(os.path.join(m.path, "params", "q0")), "nothing half made")
+
+    def test_a_mount_that_vanishes_is_named(self):
+        m = self.mount()
+        named, opt = self.train(m, data="mmap")
+        subprocess.run(["umount", "-l", m.path], check=True)
+        set_gradients(named, 2)
+        with self.assertRaisesRegex(Exception, "daemon|mount") as e:
+            for _ in range(3):
+                opt.step()
+                opt.commit()
+        self.assertNotIn("No such file", str(e.exception))
         opt.close()
-        holder = open(path, "r+b")
-        with self.assertRaisesRegex(momentfs.MomentError, "open for writing"):
-            AdamW(weights(SHAPES), mount=m.path, resume=True)
-        holder.close()
 
     def test_all_readers_see_the_step_that_has_returned(self):
         """A9: by held descriptor, by map, by fresh open, from another process; evicted between or not."""
