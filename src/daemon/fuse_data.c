@@ -405,6 +405,7 @@ void data_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, of
 	if (!r->direct)
 		ns_set_paged(r->d->ns, ino);
 	r->buf = rx_take(); /* `buf` lies in it */
+	r->op.arg = fi->writepage; /* the kernel would not offer the rest again */
 	r->op.accepted = on_accepted;
 	r->op.data = buf;
 	r->op.off = (uint64_t)off;

@@ -5,6 +5,7 @@
  *
  * Loop thread only. Who gets a block, and which is evicted, is cache.c's.
  */
+#include <errno.h>
 #include <stdlib.h>
 
 #include "engine/bug.h"
@@ -69,6 +70,22 @@ uint32_t block_write_len(const struct block *b)
 	uint64_t content = max_u64(file_content(b->c, b->f, b->n), 1);
 
 	return (uint32_t)min_u64(round_up_u64(content, MOMENT_UNIT), b->piece);
+}
+
+void *block_mem(const struct block *b, uint64_t in, uint64_t len)
+{
+	if (in > b->piece || len > b->piece - in)
+		return NULL;
+	return (char *)arena_ptr_at(b->c->base, b->mem) + in;
+}
+
+int block_outside(const struct block *b, uint64_t in, uint64_t len)
+{
+	struct cache *c = b->c;
+
+	c->report(c->arg, -EIO, b->f->ino, (uint64_t)b->n * c->block + in, len,
+		  "bug: bytes outside the block's memory");
+	return -EIO;
 }
 
 struct block *block_new(struct cache *c, struct file *f, struct slot *s, uint32_t n)

@@ -5,6 +5,8 @@
  * Loop thread, except the functions named *_run, which run on a work thread and touch nothing but
  *the block's memory (the block is READING or WRITING: nobody changes it, nobody drops it).
  *
+ * Memory and length of each come from one place, block_io(), which sees to it that they agree.
+ *
  *	read:	drive --> verify hash, zero the tail --> CLEAN
  *	hole:	zero --> CLEAN
  *	write:	hash --> drive --> the slot points to the new place --> CLEAN
@@ -19,6 +21,45 @@
 
 #define RETRY_NS   1000000000ull /* after a write error */
 #define WRITES_MAX 128u		 /* at once */
+
+/* ---- the one way to the drive ---- */
+
+static void nothing(struct loop_work *w)
+{
+	(void)w;
+}
+
+static void refused(struct loop_work *w)
+{
+	struct block *b = container_of(w, struct block, work);
+
+	b->io.done(&b->io);
+}
+
+/* Reads or writes `next`, from or to the block's memory. done() is never called inside. */
+static void block_io(struct block *b, enum io_kind kind, bool urgent, void (*done)(struct io_op *))
+{
+	struct cache *c = b->c;
+
+	b->io = (struct io_op){
+		.kind = kind,
+		.buf = block_mem(b, 0, b->next.len),
+		.off = b->next.off,
+		.len = b->next.len,
+		.done = done,
+	};
+	list_init(&b->io.link);
+	if (!b->io.buf || b->next.valid > b->next.len) {
+		b->io.res = block_outside(b, 0, b->next.len);
+		b->work.run = nothing;
+		b->work.done = refused;
+		loop_work_urgent(c->loop, &b->work);
+	} else if (urgent) {
+		io_submit_urgent(c->io, &b->io);
+	} else {
+		io_submit(c->io, &b->io);
+	}
+}
 
 /* ---- reading ---- */
 
@@ -45,13 +86,13 @@ static void fill_finish(struct block *b, int res)
 static void verify_run(struct loop_work *w)
 {
 	struct block *b = container_of(w, struct block, work);
-	char *mem = arena_ptr_at(b->c->base, b->mem);
 
-	if (hash_block(mem, b->next.len) != b->next.hash) {
+	/* block_io() has seen that both are within the piece. */
+	if (hash_block(block_mem(b, 0, b->next.len), b->next.len) != b->next.hash) {
 		b->io.res = -EIO;
 		return;
 	}
-	memset(mem + b->next.valid, 0, b->piece - b->next.valid);
+	memset(block_mem(b, b->next.valid, b->piece - b->next.valid), 0, b->piece - b->next.valid);
 }
 
 static void verify_done(struct loop_work *w)
@@ -83,7 +124,7 @@ static void zero_run(struct loop_work *w)
 {
 	struct block *b = container_of(w, struct block, work);
 
-	memset(arena_ptr_at(b->c->base, b->mem), 0, b->piece);
+	memset(block_mem(b, 0, b->piece), 0, b->piece);
 }
 
 static void zero_done(struct loop_work *w)
@@ -107,18 +148,7 @@ void block_fill(struct block *b, bool urgent)
 	}
 	b->next = s->live;
 	TRACE(c, urgent ? "read" : "ahead", b->f->ino, b->n, s->live.len);
-	b->io = (struct io_op){
-		.kind = IO_READ,
-		.buf = arena_ptr_at(c->base, b->mem),
-		.off = s->live.off,
-		.len = s->live.len,
-		.done = read_done,
-	};
-	list_init(&b->io.link);
-	if (urgent)
-		io_submit_urgent(c->io, &b->io);
-	else
-		io_submit(c->io, &b->io);
+	block_io(b, IO_READ, urgent, read_done);
 }
 
 /* ---- writing ---- */
@@ -198,23 +228,15 @@ static void hash_run(struct loop_work *w)
 {
 	struct block *b = container_of(w, struct block, work);
 
-	b->next.hash = hash_block(arena_ptr_at(b->c->base, b->mem), b->next.len);
+	void *mem = block_mem(b, 0, b->next.len);
+
+	if (mem) /* else block_io() will refuse */
+		b->next.hash = hash_block(mem, b->next.len);
 }
 
 static void hash_done(struct loop_work *w)
 {
-	struct block *b = container_of(w, struct block, work);
-	struct cache *c = b->c;
-
-	b->io = (struct io_op){
-		.kind = IO_WRITE,
-		.buf = arena_ptr_at(c->base, b->mem),
-		.off = b->next.off,
-		.len = b->next.len,
-		.done = write_done,
-	};
-	list_init(&b->io.link);
-	io_submit(c->io, &b->io);
+	block_io(container_of(w, struct block, work), IO_WRITE, false, write_done);
 }
 
 static void write_start(struct block *b, bool urgent)

@@ -135,7 +135,10 @@ static bool replaces_all(const struct cache *c, const struct want *w)
 	return w->replaces && w->replaces >= file_content(c, w->f, w->n);
 }
 
-/* Bytes of memory that block n needs now. */
+/*
+ * Bytes of memory that block n needs now. Never less than its live extent has, also for a getter
+ * that replaces all of it: if that one gives up, the block is filled from there after all.
+ */
 static uint32_t need_len(const struct cache *c, const struct want *w, const struct slot *s)
 {
 	uint32_t len = file_content(c, w->f, w->n);
@@ -143,7 +146,7 @@ static uint32_t need_len(const struct cache *c, const struct want *w, const stru
 	if (w->len > len)
 		len = w->len;
 	len = (uint32_t)round_up_u64(len, MOMENT_UNIT);
-	if (s && !replaces_all(c, w) && s->live.len > len)
+	if (s && s->live.len > len)
 		len = s->live.len;
 	return len ? len : MOMENT_UNIT;
 }
@@ -162,6 +165,7 @@ static void unpin(struct block *b)
 /* A growing file: the block moves to a larger piece. It is idle. */
 static int block_regrow(struct cache *c, struct block *b, uint32_t len)
 {
+	struct block old;
 	struct aoff mem;
 	uint32_t piece;
 	int r;
@@ -171,14 +175,16 @@ static int block_regrow(struct cache *c, struct block *b, uint32_t len)
 	b->pins--;
 	if (r)
 		return r;
-	memcpy(arena_ptr_at(c->base, mem), arena_ptr_at(c->base, b->mem), b->piece);
-	memset((char *)arena_ptr_at(c->base, mem) + b->piece, 0, piece - b->piece);
-	arena_free(c->arena, b->mem, b->piece);
 	policy_remove(c->policy, &b->pol, false);
 	if (b->ahead)
 		c->ahead_bytes += piece - b->piece;
+	old = *b;
 	b->mem = mem;
 	b->piece = piece;
+	/* The new piece is the larger one. */
+	memcpy(block_mem(b, 0, old.piece), block_mem(&old, 0, old.piece), old.piece);
+	memset(block_mem(b, old.piece, piece - old.piece), 0, piece - old.piece);
+	arena_free(c->arena, old.mem, old.piece);
 	b->pol.bytes = piece;
 	b->pol.class = piece == arena_chunk(c->arena) ? POLICY_WHOLE : POLICY_SMALL;
 	policy_insert(c->policy, &b->pol);

@@ -106,8 +106,8 @@ struct block {
 	struct file *f;
 	uint32_t n;
 	enum block_state state;
-	struct aoff mem;
-	uint32_t piece;	   /* bytes of memory */
+	struct aoff mem;   /* only for block_mem() and who frees it */
+	uint32_t piece;	   /* bytes of memory; never less than the live extent has */
 	uint32_t pins;	   /* reads, leases and gets under way: not evictable */
 	bool writer;	   /* somebody has it for writing */
 	bool filler;	   /* READING, and the first writer fills it */
@@ -321,6 +321,14 @@ bool block_busy(const struct block *
 			b); /* pinned, filling, writing, frozen: cannot be changed or dropped now */
 void block_drop(struct block *b);		 /* not busy; content is lost, memory freed */
 uint32_t block_write_len(const struct block *b); /* bytes that a write-back writes */
+/*
+ * Where bytes in .. in + len - 1 of the block are in memory; NULL if its piece does not hold all of
+ * them. Whoever touches a block's memory gets it here, so nothing is read or written past a piece,
+ * which is another block's memory. NULL is a bug: the caller gives up with block_outside().
+ */
+void *block_mem(const struct block *b, uint64_t in, uint64_t len);
+/* Loop thread: a line in the log and in status; -EIO, for whoever asked. */
+int block_outside(const struct block *b, uint64_t in, uint64_t len);
 
 struct block *block_new(struct cache *c, struct file *f, struct slot *s, uint32_t n);
 void block_remove(struct block *b, bool evicted); /* nobody uses or awaits it */

@@ -112,7 +112,8 @@ int engine_dirfd(const struct engine *e);	    /* of the backing; the engine's */
 enum engine_op_kind {
 	ENGINE_READ,  /* ino off len -> res: bytes (0 at or past the end), iov/iovcnt point at them
 		       */
-	ENGINE_WRITE, /* ino off len data -> res: bytes (all) or -errno; extends the file */
+	ENGINE_WRITE, /* ino off len data -> res: bytes or -errno; extends the file. Fewer bytes than
+			 len: those before a block that found no room, say; not with arg 1 */
 	ENGINE_TRUNCATE, /* ino, len: the new size */
 	ENGINE_PUNCH,	 /* ino off len: zeros, size unchanged, space given back */
 	ENGINE_ALLOCATE, /* ino off len: reserves space so that writes there cannot fail; arg 1:

@@ -107,6 +107,11 @@ static void op_be_patient(struct op_run *r, struct waiter *w)
 
 static void write_next(struct op_run *r);
 
+static uint64_t copy_end(const struct op_run *r)
+{
+	return min_u64(r->end, ((uint64_t)r->want[0].n + 1) * r->e->c.block);
+}
+
 /* Work thread, or loop thread for little. */
 static void copy_run(struct loop_work *w)
 {
@@ -114,23 +119,17 @@ static void copy_run(struct loop_work *w)
 	struct want *x = &r->want[0];
 	struct block *b = x->b;
 	uint64_t start = (uint64_t)x->n * b->c->block;
-	uint32_t in = (uint32_t)(r->pos - start);
-	uint32_t len = (uint32_t)(min_u64(r->end, start + b->c->block) - r->pos);
-	char *mem = arena_ptr_at(b->c->base, b->mem);
+	uint64_t in = r->pos - start, len = copy_end(r) - r->pos, rest = b->piece - in - len;
+	char *mem = block_mem(b, in, len); /* write_ready() has seen that it is there */
 
 	if (x->fresh) {
-		memset(mem, 0, in);
-		memset(mem + in + len, 0, b->piece - in - len);
+		memset(block_mem(b, 0, in), 0, in);
+		memset(block_mem(b, in + len, rest), 0, rest);
 	}
 	if (r->op->data)
-		memcpy(mem + in, (const char *)r->op->data + (r->pos - r->op->off), len);
+		memcpy(mem, (const char *)r->op->data + (r->pos - r->op->off), len);
 	else
-		memset(mem + in, 0, len);
-}
-
-static uint64_t copy_end(const struct op_run *r)
-{
-	return min_u64(r->end, ((uint64_t)r->want[0].n + 1) * r->e->c.block);
+		memset(mem, 0, len);
 }
 
 /*
@@ -209,10 +208,20 @@ static void write_last(struct op_run *r)
 static void write_ready(struct get *g, int res)
 {
 	struct op_run *r = container_of(g, struct op_run, g);
-	uint64_t block_end = ((uint64_t)r->want[0].n + 1) * r->e->c.block;
+	struct want *x = &r->want[0];
+	uint64_t start = (uint64_t)x->n * r->e->c.block, block_end = start + r->e->c.block;
 
+	if (!res && !block_mem(x->b, r->pos - start, copy_end(r) - r->pos)) {
+		res = block_outside(x->b, r->pos - start, copy_end(r) - r->pos);
+		cache_put(&r->e->c, x, false);
+	}
 	if (res) {
-		op_end(r->op, res);
+		/* What is written stays: the bytes before this block, as a short write. */
+		bool some = r->op->kind == ENGINE_WRITE && !r->op->arg && r->pos > r->op->off;
+
+		if (some)
+			r->e->c.stats.op_write_bytes += r->pos - r->op->off;
+		op_end(r->op, some ? (int64_t)(r->pos - r->op->off) : res);
 		return;
 	}
 	if (r->end - r->pos <= INLINE_COPY && !r->want[0].fresh) {
@@ -343,8 +352,7 @@ static void truncate_resume(struct op_run *r)
 			slot_changed(c, f, n);
 		}
 		if (s && s->b && s->b->piece > part)
-			memset((char *)arena_ptr_at(c->base, s->b->mem) + part, 0,
-			       s->b->piece - part);
+			memset(block_mem(s->b, part, s->b->piece - part), 0, s->b->piece - part);
 		if (s)
 			slot_account(c, f, n);
 	}
@@ -740,7 +748,8 @@ static void op_start(struct loop_task *t)
 		break;
 	}
 	f = file_get(c, op->ino);
-	res = refuse_change(e, f, op->off + op->len);
+	/* A punch makes nothing longer: behind the end, however far, there is nothing to do. */
+	res = refuse_change(e, f, op->kind == ENGINE_PUNCH ? 0 : op->off + op->len);
 	r = res ? NULL : run_new(e, op, 1);
 	if (!r) {
 		op_end(op, res ? res : -ENOMEM);

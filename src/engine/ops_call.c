@@ -92,7 +92,7 @@ int64_t engine_pwrite(struct engine *e, uint64_t ino, const void *buf, uint64_t 
 		int64_t r = call(e, &k);
 
 		if (r < 0)
-			return r;
+			return put ? (int64_t)put : r;
 		put += (uint64_t)r;
 	}
 	return (int64_t)put;

@@ -54,9 +54,10 @@ static void piece_run(struct loop_work *w)
 	uint64_t start = (uint64_t)b->n * b->c->block;
 	uint64_t stop = min_u64(r->end, start + b->piece);
 
+	/* What lies behind the piece is zeros, and there already. */
 	if (r->pos < stop)
 		memcpy(r->own + (r->pos - r->op->off),
-		       (char *)arena_ptr_at(b->c->base, b->mem) + (r->pos - start), stop - r->pos);
+		       block_mem(b, r->pos - start, stop - r->pos), stop - r->pos);
 }
 
 static void piece_done(struct loop_work *w)
@@ -158,8 +159,8 @@ static void read_ready(struct get *g, int res)
 				have = in >= w->b->piece ? 0
 							 : (uint32_t)min_u64(len, w->b->piece - in);
 			if (w->b && have)
-				op->iov[op->iovcnt++] = (struct iovec){
-					(char *)arena_ptr_at(c->base, w->b->mem) + in, have};
+				op->iov[op->iovcnt++] =
+					(struct iovec){block_mem(w->b, in, have), have};
 			if (!w->b)
 				have = 0;
 			if (have < len)

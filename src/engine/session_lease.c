@@ -177,7 +177,9 @@ static void advance_done(struct get *g, int res)
 				l->granted = true;
 				TRACE(c, "lease", w->f->ino, w->n, l->piece);
 				m->l[i].arena = w->b->mem.o;
-				m->l[i].len = file_content(c, w->f, w->n);
+				/* A plain file may have grown while its reader waited. */
+				m->l[i].len = (uint32_t)min_u64(file_content(c, w->f, w->n),
+								w->b->piece);
 			}
 			session_reply(s, &a->req, m, len);
 			free(m);

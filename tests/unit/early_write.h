@@ -95,7 +95,7 @@ static int64_t early_pwrite(struct engine *on, uint64_t ino, const void *buf, ui
 		int64_t r = early_write_one(on, ino, (const char *)buf + put, n, off + put);
 
 		if (r < 0)
-			return r;
+			return put ? (int64_t)put : r;
 		put += (uint64_t)r;
 	}
 	return (int64_t)put;

@@ -169,6 +169,140 @@ static void test_short_place_is_not_written_to(void **state)
 	is(a, 40960, BLOCK - 40960, 0);
 }
 
+/* ---- a full pool ---- */
+
+static struct engine_op race[2];
+static unsigned char race_got[8192];
+static sem_t race_ended;
+
+static void race_done(struct engine_op *op)
+{
+	size_t at = 0;
+
+	for (int i = 0; op->kind == ENGINE_READ && i < op->iovcnt; i++) {
+		memcpy(race_got + at, op->iov[i].iov_base, op->iov[i].iov_len);
+		at += op->iov[i].iov_len;
+	}
+	sem_post(&race_ended);
+}
+
+/* In one instant for the loop: the reader comes while the writer fills the block. */
+static void race_begin(void *unused)
+{
+	(void)unused;
+	for (int i = 0; i < 2; i++) {
+		race[i].done = race_done;
+		engine_submit(e, &race[i]);
+	}
+}
+
+/* Takes all of the pool's free places. */
+static void fill_pool(const char *name)
+{
+	uint64_t f = make(name), n = 0;
+
+	while (!engine_call(e, ENGINE_ALLOCATE, f, n++ * BLOCK, BLOCK, 1))
+		;
+	for (n *= BLOCK; !engine_call(e, ENGINE_ALLOCATE, f, n, 4096, 1); n += BLOCK)
+		;
+}
+
+#define VICTIMS 14
+
+/*
+ * A block that has become short is to be overwritten, all of it, and the pool has no room: then a
+ * reader gets it from the drive after all, where it is still long. Nobody else's memory is hit.
+ */
+static void test_refused_writer_leaves_a_reader_the_block(void **state)
+{
+	uint64_t a, x, v[VICTIMS];
+	char name[16];
+
+	(void)state;
+	sem_init(&race_ended, 0, 0);
+	stop(false);
+	pool_limit = 4u << 20;
+	start(false);
+	attach(&w);
+	a = make("a");
+	put(a, 0, BLOCK, 0xaa);
+	sync_all();
+	assert_int_equal(engine_call(e, ENGINE_TRUNCATE, a, 0, 8192, 0), 0);
+	/* `x` leaves `a` its piece of memory, with others of 4 KiB behind it. */
+	put(make("x"), 0, 8192, 1);
+	for (int i = 0; i < VICTIMS; i++) {
+		snprintf(name, sizeof(name), "v%d", i);
+		v[i] = make(name);
+		put(v[i], 0, 4096, i + 1);
+	}
+	remount(true);
+	a = ino_of("a");
+	x = ino_of("x");
+	is(x, 0, 8192, 1);
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, x, 0, 8192, 0), 0);
+	for (int i = 0; i < VICTIMS; i++) {
+		snprintf(name, sizeof(name), "v%d", i);
+		v[i] = ino_of(name);
+		is(v[i], 0, 4096, i + 1);
+	}
+	fill_pool("one");
+	sync_all();
+	fill_pool("two");
+	assert_int_equal(engine_call(e, ENGINE_PUNCH, x, 0, 8192, 0), 0);
+	memset(buf, 0x33, 8192);
+	race[0] = (struct engine_op){.kind = ENGINE_WRITE, .ino = a, .len = 8192, .data = buf};
+	race[1] = (struct engine_op){.kind = ENGINE_READ, .ino = a, .len = 8192};
+	loop_call(engine_loop(e), race_begin, NULL);
+	for (int i = 0; i < 2; i++) {
+		while (sem_wait(&race_ended))
+			;
+	}
+	assert_int_equal(race[0].res, -ENOSPC);
+	assert_int_equal(race[1].res, 8192);
+	for (int i = 0; i < 8192; i++)
+		assert_int_equal(race_got[i], 0xaa);
+	for (int i = 0; i < VICTIMS; i++)
+		is(v[i], 0, 4096, i + 1);
+	is(a, 0, 8192, 0xaa);
+}
+
+/* A write that finds room for its first blocks only says how much of it is there. */
+static void test_write_is_short_where_the_room_ends(void **state)
+{
+	static char big[4 * BLOCK];
+	uint64_t a, b;
+
+	(void)state;
+	stop(false);
+	pool_limit = 4u << 20;
+	start(false);
+	attach(&w);
+	a = make("a");
+	b = make("b");
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 0, 2 * BLOCK, 1), 0);
+	fill_pool("full");
+	memset(big, 5, sizeof(big));
+	assert_int_equal(engine_pwrite(e, a, big, sizeof(big), 0), 2 * BLOCK);
+	assert_int_equal(engine_pwrite(e, a, big, sizeof(big), 2 * BLOCK), -ENOSPC);
+	assert_int_equal(engine_pwrite(e, b, big, 1, 0), -ENOSPC);
+	is(a, 0, BLOCK, 5);
+	is(a, BLOCK, BLOCK, 5);
+	assert_int_equal(engine_pread(e, a, buf, 1, 2 * BLOCK), 0);
+}
+
+/* Behind the end of a file there is nothing to punch, however far behind. */
+static void test_punch_behind_the_end_is_nothing(void **state)
+{
+	uint64_t a = make("a");
+
+	(void)state;
+	put(a, 0, 4096, 1);
+	assert_int_equal(engine_call(e, ENGINE_PUNCH, a, 1ull << 60, 1ull << 60, 0), 0);
+	assert_int_equal(engine_call(e, ENGINE_PUNCH, a, 100, INT64_MAX - 100, 0), 0);
+	is(a, 0, 100, 1);
+	is(a, 100, 3996, 0);
+}
+
 /* ---- while a commit begins ---- */
 
 #define MANY 400
@@ -262,6 +396,9 @@ int main(void)
 		T(test_failed_fallocate_leaves_a_writer_its_place),
 		T(test_failed_fallocate_leaves_an_earlier_one),
 		T(test_short_place_is_not_written_to),
+		T(test_refused_writer_leaves_a_reader_the_block),
+		T(test_write_is_short_where_the_room_ends),
+		T(test_punch_behind_the_end_is_nothing),
 		T(test_removed_while_a_commit_begins),
 		cmocka_unit_test_setup_teardown(test_cured_drive_is_tried_before_memory_is_refused,
 						setup_faults, teardown_faults),

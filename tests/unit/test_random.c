@@ -6,10 +6,14 @@
  *fsync, commit, roll back, unmount and remount, with a RAM tier far smaller than the data. The
  *model is the obvious one: a buffer a file. Every seed is printed; --seed replays it.
  *
- *	test_random [--seed N] [--ops N] [--io uring|threads] [--block BYTES] [--verbose]
+ * A third of the runs has a pool that is too small and nearly always full: writes find room for
+ * a part or for nothing, while readers wait for the blocks that they were to fill.
+ *
+ *	test_random [--seed N] [--ops N] [--io uring|threads] [--block BYTES] [--full] [--verbose]
  */
 #include <errno.h>
 #include <getopt.h>
+#include <semaphore.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +26,7 @@
 
 #define FILES	 24
 #define MAX_SIZE (700u * 1024)
+#define FULL_POOL (5u << 20) /* of a full run: less than the files want */
 
 struct model {
 	bool exists;
@@ -40,7 +45,7 @@ static struct engine *e;
 static struct engine_opts opts;
 static char last[16][160];
 static uint64_t plain_step;
-static bool bracket;
+static bool bracket, full;
 
 static uint64_t rnd(void)
 {
@@ -203,6 +208,7 @@ static void do_write(void)
 	static unsigned char buf[MAX_SIZE];
 	struct model *m = pick(true);
 	uint64_t off, len, fill;
+	int64_t r;
 
 	if (!m)
 		return;
@@ -216,20 +222,20 @@ static void do_write(void)
 	fill = rnd();
 	for (uint64_t i = 0; i < len; i++)
 		buf[i] = (unsigned char)(fill >> (i % 8 * 8) ^ i);
-	must((below(2) ? engine_pwrite : early_pwrite)(e, m->ino, buf, len, off), "write");
+	r = (below(2) ? engine_pwrite : early_pwrite)(e, m->ino, buf, len, off);
+	if (full && r == -ENOSPC)
+		return;
+	must(r, "write");
+	if (r == 0 || (uint64_t)r > len || (!full && (uint64_t)r < len))
+		die("write of %llu: %lld", (unsigned long long)len, (long long)r);
+	len = (uint64_t)r;
 	memcpy(m->data + off, buf, len);
 	if (off + len > m->size)
 		m->size = off + len;
 }
 
-static void do_truncate(void)
+static void cut(struct model *m, uint64_t size)
 {
-	struct model *m = pick(true);
-	uint64_t size;
-
-	if (!m)
-		return;
-	size = odd(MAX_SIZE);
 	note("truncate %s %llu -> %llu", m->name, (unsigned long long)m->size,
 	     (unsigned long long)size);
 	must(engine_call(e, ENGINE_TRUNCATE, m->ino, 0, size, 0), "truncate");
@@ -238,18 +244,40 @@ static void do_truncate(void)
 	m->size = size;
 }
 
+static void do_truncate(void)
+{
+	struct model *m = pick(true);
+
+	if (!m)
+		return;
+	cut(m, odd(MAX_SIZE));
+}
+
 static void do_punch(void)
 {
 	struct model *m = pick(true);
 	uint64_t off, len, end;
+	int64_t r;
 
 	if (!m)
 		return;
 	off = odd(MAX_SIZE);
 	len = 1 + odd(MAX_SIZE);
 	note("punch %s %llu+%llu", m->name, (unsigned long long)off, (unsigned long long)len);
-	must(engine_call(e, ENGINE_PUNCH, m->ino, off, len, 0), "punch");
 	end = off + len > m->size ? m->size : off + len;
+	r = engine_call(e, ENGINE_PUNCH, m->ino, off, len, 0);
+	if (full && r == -ENOSPC) { /* some of it may be zeros */
+		static unsigned char buf[MAX_SIZE];
+
+		must(engine_pread(e, m->ino, buf, end - off, off), "read");
+		for (uint64_t i = off; i < end; i++) {
+			if (buf[i - off])
+				continue;
+			m->data[i] = 0;
+		}
+		return;
+	}
+	must(r, "punch");
 	if (off < end)
 		memset(m->data + off, 0, end - off);
 }
@@ -259,6 +287,7 @@ static void do_allocate(void)
 	struct model *m = pick(true);
 	uint64_t off, len;
 	bool keep = below(2);
+	int64_t r;
 
 	if (!m)
 		return;
@@ -266,9 +295,137 @@ static void do_allocate(void)
 	len = 1 + odd(MAX_SIZE / 2 - 1);
 	note("allocate %s %llu+%llu keep %d", m->name, (unsigned long long)off,
 	     (unsigned long long)len, keep);
-	must(engine_call(e, ENGINE_ALLOCATE, m->ino, off, len, keep), "allocate");
+	r = engine_call(e, ENGINE_ALLOCATE, m->ino, off, len, keep);
+	if (full && r == -ENOSPC)
+		return;
+	must(r, "allocate");
 	if (!keep && off + len > m->size)
 		m->size = off + len;
+}
+
+/* A full pool commits by itself to get room: what there is to go back to is not known else. */
+static void settle(void)
+{
+	if (!full || bracket)
+		return;
+	must(engine_call(e, ENGINE_SYNC, 0, 0, 0, 0), "commit");
+	is_committed();
+}
+
+struct racer {
+	struct engine_op op;
+	sem_t *ended;
+	unsigned char got[65536];
+	uint64_t n;
+};
+
+static void race_done(struct engine_op *op)
+{
+	struct racer *x = (struct racer *)op;
+
+	for (int i = 0; op->kind == ENGINE_READ && i < op->iovcnt; i++) {
+		memcpy(x->got + x->n, op->iov[i].iov_base, op->iov[i].iov_len);
+		x->n += op->iov[i].iov_len;
+	}
+	sem_post(x->ended);
+}
+
+/* In one instant for the loop. */
+static void race_begin(void *arg)
+{
+	struct racer *x = arg;
+
+	engine_submit(e, &x[0].op);
+	engine_submit(e, &x[1].op);
+}
+
+/*
+ * All the room that is left, until it is removed; with something that a commit would free, so that
+ * who finds no room waits for one.
+ */
+static void hog(void)
+{
+	struct ns_attr a;
+	uint64_t off = 0;
+
+	must(ns_create(engine_ns(e), NS_ROOT, "crumb", 0644, 0, 0, false, &a), "create");
+	if (engine_pwrite(e, a.ino, "x", 1, 0) == 1 && !bracket)
+		must(engine_call(e, ENGINE_SYNC, 0, 0, 0, 0), "commit");
+	must(ns_create(engine_ns(e), NS_ROOT, "hog", 0644, 0, 0, false, &a), "create");
+	for (uint64_t len = 65536; len >= 4096; len /= 16) {
+		while (!engine_call(e, ENGINE_ALLOCATE, a.ino, off, len, 1))
+			off += 65536;
+	}
+	must(ns_unlink(engine_ns(e), NS_ROOT, "crumb"), "unlink");
+}
+
+/* A file's last block is written, all of it, and read at the same time: each byte is the old or the new. */
+static void do_race(void)
+{
+	static unsigned char buf[65536];
+	static struct racer x[2];
+	struct model *m = pick(true);
+	uint64_t off, len, fill = rnd();
+	bool hogged = false;
+	sem_t ended;
+
+	if (!m || !m->size)
+		return;
+	off = (m->size - 1) / sizeof(buf) * sizeof(buf);
+	len = m->size - off;
+	if (full && below(2)) {
+		/* The block was long, is short, and leaves memory: others are there then. */
+		if (len > 1)
+			cut(m, off + 1 + below(len < 20000 ? len - 1 : 20000));
+		len = m->size - off;
+		settle();
+		for (int i = 0; i < 3; i++)
+			check_file(pick(true), 0, MAX_SIZE);
+		for (int i = 0; i < FILES; i++) {
+			if (live[i].exists && &live[i] != m && live[i].size)
+				check_file(&live[i], live[i].size - 1, 1);
+		}
+		hog();
+		hogged = true;
+	}
+	note("write and read %s %llu+%llu", m->name, (unsigned long long)off,
+	     (unsigned long long)len);
+	for (uint64_t i = 0; i < len; i++)
+		buf[i] = (unsigned char)(fill >> (i % 8 * 8) ^ i);
+	sem_init(&ended, 0, 0);
+	for (int i = 0; i < 2; i++) {
+		x[i].op = (struct engine_op){.kind = i ? ENGINE_READ : ENGINE_WRITE,
+					     .ino = m->ino,
+					     .off = off,
+					     .len = len,
+					     .data = buf,
+					     .done = race_done};
+		x[i].ended = &ended;
+		x[i].n = 0;
+	}
+	loop_call(engine_loop(e), race_begin, x);
+	for (int i = 0; i < 2; i++) {
+		while (sem_wait(&ended))
+			;
+	}
+	sem_destroy(&ended);
+	if (hogged)
+		must(ns_unlink(engine_ns(e), NS_ROOT, "hog"), "unlink");
+	if (x[1].op.res != (int64_t)len || x[1].n != len)
+		die("read %s: %lld, not %llu", m->name, (long long)x[1].op.res,
+		    (unsigned long long)len);
+	for (uint64_t i = 0; i < len; i++) {
+		if (x[1].got[i] != m->data[off + i] && x[1].got[i] != buf[i])
+			die("read %s beside a write: byte %llu is neither old nor new", m->name,
+			    (unsigned long long)(off + i));
+	}
+	if (!full || x[0].op.res != -ENOSPC) {
+		if (x[0].op.res != (int64_t)len)
+			die("write %s: %lld", m->name, (long long)x[0].op.res);
+		memcpy(m->data + off, buf, len);
+	}
+	if (full && below(4) == 0)
+		check_all("after a write beside a read");
 }
 
 static void do_seek(void)
@@ -359,6 +516,7 @@ static void do_commit(void)
 static void do_rollback(void)
 {
 	note("rollback");
+	settle();
 	must(engine_call(e, ENGINE_ROLLBACK, 0, 0, 0, 0), "rollback");
 	bracket = false;
 	copy_models(live, committed);
@@ -368,6 +526,7 @@ static void do_rollback(void)
 static void do_bracket(void)
 {
 	if (!bracket) {
+		settle();
 		note("begin %llu", (unsigned long long)plain_step);
 		must(engine_call(e, ENGINE_STEP_BEGIN, 0, 0, 0, ++plain_step), "begin");
 	} else {
@@ -382,6 +541,7 @@ static void do_remount(void)
 	bool commit = below(4) != 0;
 
 	note("remount, %s", commit ? "with a commit" : "without");
+	settle();
 	must(engine_close(e, commit), "close");
 	if (commit && !bracket)
 		is_committed();
@@ -442,6 +602,10 @@ static void step(void)
 		do_rollback();
 	else if (k < 997)
 		do_remount();
+	else
+		do_race();
+	if (full && below(16) == 0)
+		do_race();
 }
 
 static void run(uint64_t s, unsigned long ops)
@@ -480,11 +644,13 @@ int main(int argc, char **argv)
 	static const struct option o[] = {{"seed", 1, NULL, 's'},  {"ops", 1, NULL, 'o'},
 					  {"io", 1, NULL, 'i'},	   {"block", 1, NULL, 'b'},
 					  {"seeds", 1, NULL, 'n'}, {"verbose", 0, NULL, 'v'},
+					  {"full", 0, NULL, 'f'},
 					  {NULL, 0, NULL, 0}};
 	unsigned long ops = 4000, seeds = 1;
 	uint64_t first = (uint64_t)time(NULL) << 16 ^ (uint64_t)getpid();
 	int ch, io = -1;
 	uint32_t block = 64u << 10;
+	bool full_only = false;
 
 	while ((ch = getopt_long(argc, argv, "", o, NULL)) != -1) {
 		if (ch == 's')
@@ -497,6 +663,8 @@ int main(int argc, char **argv)
 			block = (uint32_t)strtoul(optarg, NULL, 0);
 		else if (ch == 'i')
 			io = strcmp(optarg, "threads") ? IO_AUTO : IO_THREADS;
+		else if (ch == 'f')
+			full_only = true;
 		else if (ch == 'v')
 			verbose = true;
 		else
@@ -507,21 +675,24 @@ int main(int argc, char **argv)
 		committed[i].data = calloc(1, MAX_SIZE);
 	}
 	for (unsigned long n = 0; n < seeds; n++) {
-		for (int k = 0; k < 2; k++) {
-			enum io_engine engine = k ? IO_THREADS : IO_AUTO;
+		for (int k = full_only ? 2 : 0; k < 3; k++) {
+			enum io_engine engine = k == 1 ? IO_THREADS : IO_AUTO;
 
 			if (io >= 0 && (enum io_engine)io != engine)
 				continue;
 			opts = (struct engine_opts){.ram = 20ull * block,
 						    .block = block,
+						    .size = k == 2 ? FULL_POOL : 0,
 						    .commit_seconds = ENGINE_COMMIT_OFF,
 						    .io = engine,
 						    .log = log_line,
 						    .holder = "test_random"};
-			printf("seed %llu, %lu operations, io=%s\n",
-			       (unsigned long long)(first + n), ops, k ? "threads" : "auto");
+			full = k == 2;
+			printf("seed %llu, %lu operations, io=%s%s\n",
+			       (unsigned long long)(first + n), ops, k == 1 ? "threads" : "auto",
+			       full ? ", a full pool" : "");
 			fflush(stdout);
-			run(first + n, ops);
+			run(first + n, full ? ops / 8 : ops); /* it compares far more often */
 		}
 	}
 	for (int i = 0; i < FILES; i++) {
