@@ -272,8 +272,11 @@ static void write_next(struct op_run *r)
 }
 
 /* Why this file's data may not be changed, or 0. */
-static int refuse_change(const struct engine *e, const struct file *f, uint64_t end)
+static int refuse_change(const struct engine *e, const struct file *f, const struct engine_op *op)
 {
+	/* A punch makes nothing longer: behind the end, however far, there is nothing to do. */
+	uint64_t end = op->kind == ENGINE_PUNCH ? 0 : op->off + op->len;
+
 	if (!f)
 		return -ESTALE;
 	if (e->c.readonly)
@@ -288,7 +291,7 @@ static int refuse_change(const struct engine *e, const struct file *f, uint64_t 
 static void op_write(struct engine *e, struct engine_op *op)
 {
 	struct file *f = file_get(&e->c, op->ino);
-	int res = refuse_change(e, f, op->off + op->len);
+	int res = refuse_change(e, f, op);
 	struct op_run *r;
 
 	if (!res && op->len > ENGINE_OP_MAX)
@@ -319,7 +322,7 @@ static bool settle(struct op_run *r, uint32_t n, uint32_t stop)
 /* What was allowed when the op began need not be any more when it has waited. */
 static bool still_refused(struct op_run *r)
 {
-	int res = refuse_change(r->e, r->f, r->op->off + r->op->len);
+	int res = refuse_change(r->e, r->f, r->op);
 
 	if (res)
 		op_end(r->op, res);
@@ -477,7 +480,7 @@ static void allocate_resume(struct op_run *r)
 	struct engine_op *op = r->op;
 	uint64_t size = max_u64(f->size, op->arg ? 0 : op->off + op->len);
 	uint64_t first = op->off / c->block;
-	int res = refuse_change(r->e, f, op->off + op->len);
+	int res = refuse_change(r->e, f, op);
 
 	for (; !res && r->pos * c->block < r->end; r->pos++) {
 		struct slot *s = file_slot_make(c, f, (uint32_t)r->pos);
@@ -748,8 +751,7 @@ static void op_start(struct loop_task *t)
 		break;
 	}
 	f = file_get(c, op->ino);
-	/* A punch makes nothing longer: behind the end, however far, there is nothing to do. */
-	res = refuse_change(e, f, op->kind == ENGINE_PUNCH ? 0 : op->off + op->len);
+	res = refuse_change(e, f, op);
 	r = res ? NULL : run_new(e, op, 1);
 	if (!r) {
 		op_end(op, res ? res : -ENOMEM);

@@ -5,7 +5,7 @@
 # fewer. tests/unit/test_random --seed replays one.
 . "$(dirname "$0")/../functions.sh"
 case ${SANITIZER:-} in
-'') ops=${MOMENT_RANDOM_OPS:-25000} ;;
+'') ops=${MOMENT_RANDOM_OPS:-20000} ;;
 *thread*) ops=3000 ;;
 *) ops=10000 ;;
 esac
