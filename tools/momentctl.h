@@ -13,6 +13,7 @@
 
 #define CTL_OK	   0
 #define CTL_FAILED 1 /* it was tried, and the answer is no: refused, failed, problems found */
+#define CTL_HELD   3 /* umount: unmounted here, but others still have the mount, so it is still served */
 #define CTL_CANNOT 2 /* it could not be tried: usage, nothing mounted there, no permission */
 
 int cmd_status(int argc, char **argv);
@@ -43,11 +44,28 @@ struct ctl_target {
 	char mount[PATH_MAX];
 	char backing[PATH_MAX];
 	char path[PATH_MAX]; /* what was named, absolute, if inside the mount; else the mount */
+	char device[24];     /* "major:minor" */
+	int elsewhere;	     /* a process in whose mount namespace only it is mounted; 0: it is here */
 };
 
 /* From any path in a mount, or from a BACKING that is mounted. CTL_OK or CTL_CANNOT, and it was
  * said why. */
 int ctl_find(const char *arg, struct ctl_target *t);
+
+/* A mount as a process sees it whose mount namespace is another than ours, or as we see it. */
+struct ctl_elsewhere {
+	int pid; /* 0: ourselves */
+	bool here;
+	char comm[32];
+	const char *point; /* there */
+};
+
+/* Calls fn for each mount of "major:minor", or of a backing, in each mount namespace that some
+ * process is in and that may be looked at. True: there was one. */
+bool ctl_each_of_device(const char *device, void (*fn)(void *arg, const struct ctl_elsewhere *e),
+			void *arg);
+bool ctl_each_of_backing(const char *backing, void (*fn)(void *arg, const struct ctl_elsewhere *e),
+			 void *arg);
 
 /* .moment/NAME, malloc'ed and NUL-terminated; NULL and errno. */
 char *ctl_read(const struct ctl_target *t, const char *name);

@@ -65,24 +65,45 @@ static int check_alive(const struct ctl_target *t)
 	return CTL_CANNOT;
 }
 
+/* A mount in another namespace is reached through a process that is in it. */
+static void take_elsewhere(void *arg, const struct ctl_elsewhere *e)
+{
+	struct ctl_target *t = arg;
+
+	if (t->elsewhere)
+		return;
+	t->elsewhere = e->pid;
+	if (snprintf(t->mount, sizeof(t->mount), "/proc/%d/root%s", e->pid, e->point) >=
+	    (int)sizeof(t->mount))
+		t->elsewhere = 0;
+}
+
 int ctl_find(const char *arg, struct ctl_target *t)
 {
 	static struct mountinfo m;
 	char path[PATH_MAX];
 	int res = make_absolute(arg, path, sizeof(path));
 
+	memset(t, 0, sizeof(*t));
 	if (res)
 		return res;
 	if (mountinfo_containing(path, &m)) {
 		COPY(t->path, path);
 	} else if (mountinfo_of_backing(path, &m)) {
 		COPY(t->path, m.point);
+	} else if (ctl_each_of_backing(path, take_elsewhere, t)) {
+		COPY(t->path, t->mount);
+		COPY(t->backing, path);
+		return check_alive(t);
 	} else {
-		ctl_error("%s: neither in a momentfs mount nor a backing that is mounted", arg);
+		ctl_error("%s: neither in a momentfs mount nor a backing that is mounted, as far as "
+			  "can be seen from here",
+			  arg);
 		return CTL_CANNOT;
 	}
 	COPY(t->mount, m.point);
 	COPY(t->backing, m.source);
+	COPY(t->device, m.device);
 	return check_alive(t);
 }
 

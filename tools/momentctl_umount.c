@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -29,12 +30,15 @@
 #include "moment/protocol.h"
 #include "momentctl.h"
 
+#define HELD_AFTER 2 /* seconds that the kernel has to let go of a mount that nobody has any more */
+
 extern char **environ;
 
 struct umount {
 	struct ctl_target t;
 	bool lazy, force;
-	int pid, sock, pidfd; /* -1: none */
+	int pid;	 /* of the daemon as we see it; 0: we do not */
+	int sock, pidfd; /* -1: none */
 	char *socket_path;
 	uint64_t sessions, handles;
 };
@@ -44,13 +48,19 @@ static int read_status(struct umount *u)
 	char *text = ctl_read(&u->t, "status");
 	struct ctl_json *j = text ? ctl_json_open(text) : NULL;
 	const char *path;
+	struct stat st;
+	uint64_t ns;
 
 	if (!j) {
 		ctl_error("%s/.moment/status: %s", u->t.mount, text ? "not JSON" : strerror(errno));
 		free(text);
 		return CTL_CANNOT;
 	}
-	u->pid = (int)ctl_json_u64(j, "$.mount.pid");
+	/* It tells its own number, which is another process's in another pid namespace. */
+	ns = ctl_json_u64(j, "$.mount.pid_namespace");
+	u->pid = !ns || (!stat("/proc/self/ns/pid", &st) && st.st_ino == ns)
+			 ? (int)ctl_json_u64(j, "$.mount.pid")
+			 : 0;
 	u->sessions = ctl_json_u64(j, "$.mount.sessions");
 	u->handles = ctl_json_u64(j, "$.mount.handles");
 	path = ctl_json_get(j, "$.mount.socket");
@@ -141,6 +151,59 @@ static int unmount(struct umount *u)
 	return CTL_FAILED;
 }
 
+/* ---- who else has the mount ---- */
+
+#define HELD_TELL_MOST 8u
+
+struct held {
+	unsigned int n;
+};
+
+static void tell_holder(void *arg, const struct ctl_elsewhere *e)
+{
+	struct held *h = arg;
+
+	if (h->n++ >= HELD_TELL_MOST)
+		return;
+	if (e->here)
+		ctl_error("  it is also mounted at %s: umount '%s'", e->point, e->point);
+	else
+		ctl_error("  pid %d (%s) has it at %s in another mount namespace: end that process, or "
+			  "nsenter -t %d -m umount '%s'",
+			  e->pid, e->comm, e->point, e->pid, e->point);
+}
+
+/* The kernel has it as long as anybody has the mount. */
+static bool is_held(const struct umount *u)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/sys/class/bdi/%s", u->t.device);
+	return u->t.device[0] && !access(path, F_OK);
+}
+
+static int tell_held(const struct umount *u)
+{
+	struct held h = {0};
+	char daemon[64] = "the daemon, which is in another pid namespace,";
+
+	if (u->pid)
+		snprintf(daemon, sizeof(daemon), "the daemon (pid %d)", u->pid);
+	ctl_progress_end();
+	ctl_error("%s: committed and unmounted here, but others still have this mount, so %s goes on "
+		  "serving %s:",
+		  u->t.mount, daemon, u->t.backing);
+	ctl_each_of_device(u->t.device, tell_holder, &h);
+	if (h.n > HELD_TELL_MOST)
+		ctl_error("  and %u more", h.n - HELD_TELL_MOST);
+	if (!h.n)
+		ctl_error("  processes of other users, or in a container, that cannot be seen from here");
+	if (u->pid)
+		ctl_error("  or end it under them: kill %d (it commits, and they have 10 seconds)",
+			  u->pid);
+	return CTL_HELD;
+}
+
 /* The last word: how the last commit went. Without it, that the process is gone. */
 static int wait_released(struct umount *u)
 {
@@ -153,9 +216,13 @@ static int wait_released(struct umount *u)
 	time_t start = time(NULL);
 	ssize_t n;
 
-	while (poll(p, 2, 1000) <= 0)
+	while (poll(p, 2, 500) <= 0) {
+		/* A detached mount goes when its users do, or are out of time. */
+		if (!u->lazy && time(NULL) - start >= HELD_AFTER && is_held(u))
+			return tell_held(u);
 		ctl_progress("%s: unmounted; the daemon (pid %d) is committing, %ld s", u->t.mount,
 			     u->pid, (long)(time(NULL) - start));
+	}
 	ctl_progress_end();
 	if (u->sock < 0)
 		return CTL_OK; /* a read-only mount: there was nothing to commit */
@@ -175,6 +242,14 @@ static int wait_released(struct umount *u)
 	return CTL_OK;
 }
 
+/* /proc/PID/root/mnt is /mnt there. */
+static const char *point_there(const struct ctl_target *t)
+{
+	const char *root = strstr(t->mount, "/root/");
+
+	return root ? root + strlen("/root") : t->mount;
+}
+
 int cmd_umount(int argc, char **argv)
 {
 	struct umount u = {.sock = -1, .pidfd = -1};
@@ -184,6 +259,8 @@ int cmd_umount(int argc, char **argv)
 		{"force", &u.force,
 		 "also when a session is attached or the commit fails; implies --lazy"},
 		{NULL, NULL, NULL}};
+	socklen_t len = sizeof(struct ucred);
+	struct ucred peer;
 	const char *arg;
 	int res = ctl_parse(argc, argv, "PATH",
 			    "Commits, unmounts, and waits until the last commit is durable and the "
@@ -194,6 +271,13 @@ int cmd_umount(int argc, char **argv)
 		return res;
 	u.lazy |= u.force;
 	res = ctl_find(arg, &u.t);
+	if (!res && u.t.elsewhere) {
+		ctl_error("%s is mounted in another mount namespace only, that of pid %d: nsenter -t %d "
+			  "-m momentctl umount '%s'",
+			  arg, u.t.elsewhere, u.t.elsewhere,
+			  point_there(&u.t));
+		res = CTL_CANNOT;
+	}
 	if (!res)
 		res = read_status(&u);
 	/* That of a trainer which has just ended goes a moment after its process. */
@@ -213,7 +297,9 @@ int cmd_umount(int argc, char **argv)
 	}
 	if (u.socket_path)
 		u.sock = connect_socket(u.socket_path);
-	u.pidfd = (int)syscall(SYS_pidfd_open, u.pid, 0);
+	if (u.sock >= 0 && !getsockopt(u.sock, SOL_SOCKET, SO_PEERCRED, &peer, &len))
+		u.pid = peer.pid;
+	u.pidfd = u.pid ? (int)syscall(SYS_pidfd_open, u.pid, 0) : -1;
 	if (u.sock < 0 && u.pidfd < 0)
 		ctl_error("%s: cannot watch the daemon (pid %d) end: %s; going on", u.t.mount,
 			  u.pid, strerror(errno));

@@ -31,6 +31,7 @@
 #define INIT_MS	  10000u /* for the kernel's INIT */
 #define LINGER_MS 10000u /* for the last user, after a signal or `detach` */
 #define HURRY_MS  1000u	 /* after a second signal; a third: at once */
+#define DETACH_MOST 1000  /* mounts of one device */
 #define READAHEAD "1024" /* KiB */
 #define STALLED_S 600u	 /* without any sign of the drive, while requests are in flight */
 #define MS_NONE	  UINT64_MAX
@@ -206,14 +207,15 @@ static int wait_init(struct life *l)
 static int detach(struct daemon *d)
 {
 	struct mountinfo m;
-	int res;
+	int res = 0;
 
-	if (!mountinfo_of_device(d->device, &m))
-		return 0; /* is done already */
-	if (!umount2(m.point, MNT_DETACH | UMOUNT_NOFOLLOW))
-		return 0;
-	res = -errno;
-	return res == -EPERM ? check_fusermount_detach(m.point) : res;
+	/* Bind mounts of it, or of a folder in it, are mounts of the same device: all of them. */
+	for (int i = 0; i < DETACH_MOST && !res && mountinfo_of_device(d->device, &m); i++) {
+		res = umount2(m.point, MNT_DETACH | UMOUNT_NOFOLLOW) ? -errno : 0;
+		if (res == -EPERM)
+			res = check_fusermount_detach(m.point);
+	}
+	return res;
 }
 
 static void begin_ending(struct life *l)

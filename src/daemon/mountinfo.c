@@ -50,9 +50,10 @@ static bool parse_line(const char *line, struct mountinfo *m)
 	return true;
 }
 
-bool mountinfo_each(bool (*fn)(void *arg, const struct mountinfo *m), void *arg)
+bool mountinfo_each_in(const char *file, bool (*fn)(void *arg, const struct mountinfo *m),
+		       void *arg)
 {
-	FILE *f = fopen("/proc/self/mountinfo", "re");
+	FILE *f = fopen(file, "re");
 	struct mountinfo m;
 	char *line = NULL;
 	size_t size = 0;
@@ -66,6 +67,11 @@ bool mountinfo_each(bool (*fn)(void *arg, const struct mountinfo *m), void *arg)
 	free(line);
 	fclose(f);
 	return found;
+}
+
+bool mountinfo_each(bool (*fn)(void *arg, const struct mountinfo *m), void *arg)
+{
+	return mountinfo_each_in("/proc/self/mountinfo", fn, arg);
 }
 
 struct search {

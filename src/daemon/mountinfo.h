@@ -24,6 +24,10 @@ struct mountinfo {
  */
 bool mountinfo_each(bool (*fn)(void *arg, const struct mountinfo *m), void *arg);
 
+/* The same of another process's, "/proc/PID/mountinfo". */
+bool mountinfo_each_in(const char *file, bool (*fn)(void *arg, const struct mountinfo *m),
+		       void *arg);
+
 /* The mount that is on top at exactly this absolute path. */
 bool mountinfo_at(const char *path, struct mountinfo *out);
 /* The momentfs mount in which the absolute path lies (the path itself, or a folder above). */

@@ -138,7 +138,8 @@ static void put_mount(FILE *f, struct daemon *d)
 	pthread_mutex_unlock(&d->lock);
 	fputs("\"mount\": {\"point\": ", f);
 	put_json(f, d->mountpoint);
-	fprintf(f, ", \"pid\": %d, \"uid\": %u, \"socket\": ", (int)getpid(), d->uid);
+	fprintf(f, ", \"pid\": %d, \"pid_namespace\": %" PRIu64 ", \"uid\": %u, \"socket\": ",
+		(int)getpid(), holder_pid_namespace(), d->uid);
 	if (d->socket && asprintf(&path, "%s/%s", engine_backing(d->e), MOMENT_SOCKET_NAME) >= 0)
 		put_json(f, path);
 	else

@@ -107,6 +107,10 @@ bool engine_readonly(const struct engine *e);
 const char *engine_backing(const struct engine *e); /* absolute path */
 int engine_dirfd(const struct engine *e);	    /* of the backing; the engine's */
 
+/* The number of this process's pid namespace, 0 where /proc does not tell: a pid means something only
+ * to who is in the same one. */
+uint64_t holder_pid_namespace(void);
+
 /* ---- ops -------------------------------------------------------------------------------- */
 
 enum engine_op_kind {

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,8 +20,16 @@
 
 struct holder {
 	long pid;
+	unsigned long long pid_ns; /* in which the pid means that; 0: not known */
 	char host[128], name[256], state[32];
 };
+
+uint64_t holder_pid_namespace(void)
+{
+	struct stat st;
+
+	return stat("/proc/self/ns/pid", &st) ? 0 : (uint64_t)st.st_ino;
+}
 
 static void write_text(int fd, const char *name, const char *state)
 {
@@ -28,8 +37,9 @@ static void write_text(int fd, const char *name, const char *state)
 	int n;
 
 	gethostname(host, sizeof(host) - 1);
-	n = snprintf(text, sizeof(text), "pid %ld\nhost %s\nstate %s\nname %s\n", (long)getpid(),
-		     host, state, name ? name : "momentfs");
+	n = snprintf(text, sizeof(text), "pid %ld\nhost %s\nstate %s\nname %.255s\npidns %llu\n",
+		     (long)getpid(), host, state, name ? name : "momentfs",
+		     (unsigned long long)holder_pid_namespace());
 	if (n > (int)sizeof(text) - 1)
 		n = (int)sizeof(text) - 1;
 	if (ftruncate(fd, 0) || pwrite(fd, text, (size_t)n, 0) != n)
@@ -45,8 +55,26 @@ static void read_text(int fd, struct holder *h)
 	if (n <= 0)
 		return;
 	text[n] = 0;
-	sscanf(text, "pid %ld\nhost %127[^\n]\nstate %31[^\n]\nname %255[^\n]", &h->pid, h->host,
-	       h->state, h->name);
+	sscanf(text, "pid %ld\nhost %127[^\n]\nstate %31[^\n]\nname %255[^\n]\npidns %llu", &h->pid,
+	       h->host, h->state, h->name, &h->pid_ns);
+}
+
+/* What is told of a holder: by its pid, if that means the same here. */
+static void tell_busy(const struct holder *h, const char *path, char *err, size_t errlen)
+{
+	if (!h->pid_ns || h->pid_ns == holder_pid_namespace())
+		snprintf(
+			err, errlen,
+			"%s is in use by %s (pid %ld on host %s): unmount that, or end that process; one "
+			"process at a time may have it",
+			path, h->name[0] ? h->name : "another process", h->pid, h->host);
+	else
+		snprintf(
+			err, errlen,
+			"%s is in use by %s, in another pid namespace (a container) on host %s, where its "
+			"pid is %ld: unmount it, or end that process, there; one process at a time may "
+			"have it",
+			path, h->name[0] ? h->name : "another process", h->host, h->pid);
 }
 
 int holder_take(int dirfd, const char *path, const struct engine_opts *opts, bool readonly,
@@ -86,11 +114,7 @@ int holder_take(int dirfd, const char *path, const struct engine_opts *opts, boo
 		read_text(fd, &h);
 		closing = opts->wait && !strcmp(h.state, "closing");
 		if (!closing && waited >= opts->wait_ms) {
-			snprintf(
-				err, errlen,
-				"%s is in use by %s (pid %ld on host %s): unmount that, or end that process; one "
-				"process at a time may have it",
-				path, h.name[0] ? h.name : "another process", h.pid, h.host);
+			tell_busy(&h, path, err, errlen);
 			close(fd);
 			return -EBUSY;
 		}
