@@ -266,6 +266,8 @@ int receive_start(struct daemon *d);
 void receive_stop(struct daemon *d); /* ends the threads, also those that wait in read(2) */
 /* In a handler: takes the buffer that holds the request over, to be given back later. */
 struct rx_buf *rx_take(void);
+/* In the handler of a WRITE or SETATTR, before rx_take(): the caller may not keep set-ID bits. */
+bool rx_kills_setid(void);
 void rx_put(struct receive *rx, struct rx_buf *b); /* b may be NULL */
 void receive_destroy(struct daemon *d);
 

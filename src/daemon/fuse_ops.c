@@ -56,7 +56,7 @@ void attr_to_stat(const struct ns_attr *a, struct stat *st)
 	st->st_blksize = ENGINE_OP_MAX;
 	st->st_blocks = (blkcnt_t)((bytes + 511) / 512);
 	st->st_mtim = a->mtime;
-	st->st_atim = a->mtime;
+	st->st_atim = a->atime;
 	st->st_ctim = a->ctime;
 }
 
@@ -122,6 +122,7 @@ static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to
 	struct ns_attr in = {.mode = attr->st_mode,
 			     .uid = attr->st_uid,
 			     .gid = attr->st_gid,
+			     .atime = attr->st_atim,
 			     .mtime = attr->st_mtim};
 	struct ns_attr out;
 	unsigned int mask = 0;
@@ -129,7 +130,7 @@ static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to
 
 	if (ino_is_virtual(ino)) {
 		/* `echo x > .moment/step` truncates first: that is fine, and nothing else is. */
-		if (to_set & (FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
+		if (to_set != FUSE_SET_ATTR_SIZE || attr->st_size != 0)
 			reply_err(req, -EPERM);
 		else
 			op_getattr(req, ino, fi);
@@ -145,6 +146,12 @@ static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to
 		mask |= NS_SET_MTIME_NOW;
 	else if (to_set & FUSE_SET_ATTR_MTIME)
 		mask |= NS_SET_MTIME;
+	if (to_set & FUSE_SET_ATTR_ATIME_NOW)
+		mask |= NS_SET_ATIME_NOW;
+	else if (to_set & FUSE_SET_ATTR_ATIME)
+		mask |= NS_SET_ATIME;
+	if (rx_kills_setid())
+		ns_kill_setid(d->ns, ino);
 	if (mask)
 		res = ns_setattr(d->ns, ino, mask, &in, &out);
 	if (res < 0)

@@ -16,6 +16,7 @@
  * is a leaf.
  */
 #include <errno.h>
+#include <linux/fuse.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,6 +115,26 @@ struct rx_buf *rx_take(void)
 
 	current = NULL;
 	return b;
+}
+
+/* libfuse 3.14 does not hand these flags on. */
+bool rx_kills_setid(void)
+{
+	const char *p = rx_data(current);
+	struct fuse_in_header h;
+	struct fuse_write_in w;
+	struct fuse_setattr_in s;
+
+	memcpy(&h, p, sizeof(h));
+	if (h.opcode == FUSE_WRITE && h.len >= sizeof(h) + sizeof(w)) {
+		memcpy(&w, p + sizeof(h), sizeof(w));
+		return w.write_flags & FUSE_WRITE_KILL_SUIDGID;
+	}
+	if (h.opcode == FUSE_SETATTR && h.len >= sizeof(h) + sizeof(s)) {
+		memcpy(&s, p + sizeof(h), sizeof(s));
+		return s.valid & FATTR_KILL_SUIDGID;
+	}
+	return false;
 }
 
 void rx_put(struct receive *rx, struct rx_buf *b)

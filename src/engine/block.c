@@ -198,5 +198,6 @@ void file_unkeep(struct cache *c, struct file *f, uint32_t n)
 	for (; (s = file_slot_next(f, &n)); n++) {
 		s->keep = false;
 		slot_trim(c, s);
+		slot_account(c, f, n);
 	}
 }

@@ -256,6 +256,7 @@ uint32_t file_content(const struct cache *c, const struct file *f,
 		      uint32_t n); /* bytes of block n by the file's size */
 void file_changed(struct cache *c, struct file *f); /* its size, or any of its blocks */
 void file_hold(struct cache *c, struct file *f, bool held);	/* in or out of an open step */
+bool slot_has_content(const struct slot *s); /* or is a hole */
 void slot_account(struct cache *c, struct file *f, uint32_t n); /* after a change: file.bytes */
 void file_publish(struct cache *c, struct file *f, bool touch);
 /*

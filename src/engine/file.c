@@ -153,6 +153,9 @@ void slot_account(struct cache *c, struct file *f, uint32_t n)
 		if (dirty > bytes)
 			bytes = dirty;
 	}
+	/* A place that is kept for the block is taken from the drive, written or not. */
+	if (s->keep && s->nspare && s->spare_len > bytes)
+		bytes = s->spare_len;
 	f->bytes += bytes;
 	f->bytes -= s->acct;
 	s->acct = bytes;
@@ -256,6 +259,8 @@ void freed_release(struct cache *c, const struct freed *fr)
 	struct file *f = file_find(c, fr->ino);
 
 	place_release(c, f ? file_slot(f, fr->n) : NULL, fr->off, fr->len);
+	if (f)
+		slot_account(c, f, fr->n);
 }
 
 /* ---- places of a slot ---- */

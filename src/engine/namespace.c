@@ -179,6 +179,7 @@ void ns_attr_locked(const struct ns_inode *i, struct ns_attr *a)
 					: 1,
 		.size = i->size,
 		.bytes = i->bytes,
+		.atime = ns_atime(i),
 		.mtime = i->mtime,
 		.ctime = i->ctime,
 		.flags = i->flags,
@@ -204,6 +205,8 @@ void ns_attr_locked(const struct ns_inode *i, struct ns_attr *a)
 			a->mtime = from->ctime;
 	}
 	a->ctime = a->mtime;
+	if (!ns_xattr_find(i, NS_XATTR_ATIME))
+		a->atime = a->mtime;
 }
 
 /* --- names ---------------------------------------------------------------------------------- */

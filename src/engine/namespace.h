@@ -23,7 +23,6 @@ struct ns;
 #define NS_ROOT		   ((uint64_t)2)       /* params/; 1 is left to the mount's own root */
 #define NS_FIRST	   ((uint64_t)3)       /* numbers of real inodes start here ... */
 #define NS_LAST		   ((uint64_t)1 << 48) /* ... and stay below this */
-#define NS_FILE_MODE	   01777u /* the bits a file keeps: state is no program, so no set-ID bits */
 #define NS_NAME_MAX	   255
 #define NS_META_NAME	   "meta.json" /* of a parameter's directory */
 #define NS_XATTR_NAME_MAX  255
@@ -47,7 +46,7 @@ struct ns_attr {
 	uint32_t mode, uid, gid, nlink;
 	uint64_t size;
 	uint64_t bytes; /* allocated: st_blocks * 512; what is only in RAM counts */
-	struct timespec mtime, ctime;
+	struct timespec atime, mtime, ctime;
 	uint32_t flags;
 	unsigned int writers; /* open writable handles */
 };
@@ -84,10 +83,24 @@ int ns_rename(struct ns *ns, uint64_t parent, const char *name, uint64_t newpare
 	      const char *newname,
 	      unsigned int flags /* RENAME_NOREPLACE, RENAME_EXCHANGE: -EINVAL */);
 
-/* Attributes. mask: which of mode, uid, gid, mtime to set. */
-enum { NS_SET_MODE = 1, NS_SET_UID = 2, NS_SET_GID = 4, NS_SET_MTIME = 8, NS_SET_MTIME_NOW = 16 };
+/*
+ * Attributes. mask: which of mode, uid, gid, mtime, atime to set. A change of owner takes a file's
+ * set-ID bits away. The time of access is mtime, until it is set by itself; reading does not move it.
+ */
+enum {
+	NS_SET_MODE = 1,
+	NS_SET_UID = 2,
+	NS_SET_GID = 4,
+	NS_SET_MTIME = 8,
+	NS_SET_MTIME_NOW = 16,
+	NS_SET_ATIME = 32,
+	NS_SET_ATIME_NOW = 64,
+};
 int ns_setattr(struct ns *ns, uint64_t ino, unsigned int mask, const struct ns_attr *in,
 	       struct ns_attr *out);
+
+/* Somebody without the privilege to keep them has written to the file: it loses its set-ID bits. */
+void ns_kill_setid(struct ns *ns, uint64_t ino);
 
 /*
  * Reading a directory: calls fn for each entry after `cookie` (0: from the start) until fn returns

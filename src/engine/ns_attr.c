@@ -10,28 +10,89 @@
 
 #include <errno.h>
 
+/* As Linux: set-group-ID without the right to execute is no such bit. */
+static void kill_setid(struct ns *ns, struct ns_inode *i)
+{
+	uint32_t kill = S_ISUID | (i->mode & S_IXGRP ? S_ISGID : 0);
+
+	if (ns_is_dir(i) || !(i->mode & kill))
+		return;
+	i->mode &= ~kill;
+	i->ctime = ns_now();
+	ns_dirty_locked(ns, i);
+}
+
+void ns_kill_setid(struct ns *ns, uint64_t ino)
+{
+	struct ns_inode *i;
+
+	pthread_mutex_lock(&ns->lock);
+	i = ns_find_locked(ns, ino);
+	if (i)
+		kill_setid(ns, i);
+	pthread_mutex_unlock(&ns->lock);
+}
+
+static bool valid(const struct timespec *t)
+{
+	return t->tv_nsec >= 0 && t->tv_nsec <= 999999999;
+}
+
+static bool same(const struct timespec *a, const struct timespec *b)
+{
+	return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
+}
+
+/* Both times; the only part that can fail. */
+static int set_times(struct ns_inode *i, unsigned int mask, const struct ns_attr *in,
+		     struct timespec now)
+{
+	struct timespec mtime = i->mtime, atime = ns_atime(i);
+	int res;
+
+	if (mask & NS_SET_MTIME)
+		mtime = in->mtime;
+	if (mask & NS_SET_MTIME_NOW)
+		mtime = now;
+	if (mask & NS_SET_ATIME)
+		atime = in->atime;
+	if (mask & NS_SET_ATIME_NOW)
+		atime = now;
+	res = ns_set_atime(i, same(&atime, &mtime) ? NULL : &atime);
+	if (!res)
+		i->mtime = mtime;
+	return res;
+}
+
 int ns_setattr(struct ns *ns, uint64_t ino, unsigned int mask, const struct ns_attr *in,
 	       struct ns_attr *out)
 {
+	const unsigned int times =
+		NS_SET_MTIME | NS_SET_MTIME_NOW | NS_SET_ATIME | NS_SET_ATIME_NOW;
 	struct timespec now = ns_now();
 	struct ns_inode *i;
+	int res = -ESTALE;
 
-	if (mask & NS_SET_MTIME && (in->mtime.tv_nsec < 0 || in->mtime.tv_nsec > 999999999))
+	if ((mask & NS_SET_MTIME && !valid(&in->mtime)) ||
+	    (mask & NS_SET_ATIME && !valid(&in->atime)))
 		return -EINVAL;
 	pthread_mutex_lock(&ns->lock);
 	i = ns_find_locked(ns, ino);
 	if (!i)
 		goto out_unlock;
+	res = 0;
+	if (mask & times) /* those of a made-up file are its neighbours' */
+		res = i->flags & NS_GENERATED ? -EPERM : set_times(i, mask, in, now);
+	if (res < 0)
+		goto out_unlock;
+	if (mask & (NS_SET_UID | NS_SET_GID))
+		kill_setid(ns, i);
 	if (mask & NS_SET_MODE)
-		i->mode = (i->mode & S_IFMT) | (in->mode & (ns_is_dir(i) ? 07777 : NS_FILE_MODE));
+		i->mode = (i->mode & S_IFMT) | (in->mode & 07777);
 	if (mask & NS_SET_UID)
 		i->uid = in->uid;
 	if (mask & NS_SET_GID)
 		i->gid = in->gid;
-	if (mask & NS_SET_MTIME)
-		i->mtime = in->mtime;
-	if (mask & NS_SET_MTIME_NOW)
-		i->mtime = now;
 	if (mask) {
 		i->ctime = now;
 		ns_dirty_locked(ns, i);
@@ -39,7 +100,7 @@ int ns_setattr(struct ns *ns, uint64_t ino, unsigned int mask, const struct ns_a
 	ns_attr_locked(i, out);
 out_unlock:
 	pthread_mutex_unlock(&ns->lock);
-	return i ? 0 : -ESTALE;
+	return res;
 }
 
 static void set_size_locked(struct ns *ns, struct ns_inode *i, uint64_t size)

@@ -147,6 +147,11 @@ void ns_stale_name_locked(struct ns *ns, struct ns_inode *i); /* before it loses
 void ns_stale_fini(struct ns *ns);
 
 /* ns_xattr.c */
+/* The time of access, where it was set by itself, is an extended attribute that nobody is shown: 8
+ * bytes of seconds and 4 of nanoseconds, little-endian. So the catalog has it, also an older one. */
+#define NS_XATTR_ATIME "trusted.moment.atime"
+struct timespec ns_atime(const struct ns_inode *i);
+int ns_set_atime(struct ns_inode *i, const struct timespec *t); /* NULL: that of mtime; 0, -ENOMEM */
 const struct ns_xattr *ns_xattr_find(const struct ns_inode *i, const char *name);
 void ns_xattrs_free(struct ns_xattr *list);
 int ns_xattrs_pack(const struct ns_xattr *list, uint8_t **out, size_t *len);

@@ -83,7 +83,7 @@ out_unlock:
 int ns_create(struct ns *ns, uint64_t parent, const char *name, uint32_t mode, uint32_t uid,
 	      uint32_t gid, bool ref, struct ns_attr *a)
 {
-	return make(ns, parent, name, S_IFREG | (mode & NS_FILE_MODE), uid, gid, ref, a);
+	return make(ns, parent, name, S_IFREG | (mode & 07777), uid, gid, ref, a);
 }
 
 int ns_mkdir(struct ns *ns, uint64_t parent, const char *name, uint32_t mode, uint32_t uid,

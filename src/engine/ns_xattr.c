@@ -102,6 +102,8 @@ int64_t ns_listxattr(struct ns *ns, uint64_t ino, char *buf, size_t size)
 	if (!i)
 		goto out_unlock;
 	for (const struct ns_xattr *x = i->xattrs; x; x = x->next) {
+		if (!strcmp(x->name, NS_XATTR_ATIME))
+			continue;
 		res = -ERANGE;
 		if (size && used + x->name_len + 1 > size)
 			goto out_unlock;
@@ -144,6 +146,40 @@ static void replace(struct ns_inode *i, const char *name, struct ns_xattr *x)
 		x->next = *at;
 		*at = x;
 	}
+}
+
+struct timespec ns_atime(const struct ns_inode *i)
+{
+	const struct ns_xattr *x = i->xattrs;
+	struct timespec t = i->mtime;
+	uint64_t sec;
+	uint32_t nsec;
+
+	/* Sorted: most inodes have none that could be it. */
+	while (x && strcmp(x->name, NS_XATTR_ATIME) < 0)
+		x = x->next;
+	if (!x || strcmp(x->name, NS_XATTR_ATIME) != 0 || x->size != 12)
+		return t;
+	memcpy(&sec, ns_xattr_value(x), 8);
+	memcpy(&nsec, (const char *)ns_xattr_value(x) + 8, 4);
+	t.tv_sec = (time_t)le64toh(sec);
+	t.tv_nsec = min_u64(le32toh(nsec), 999999999);
+	return t;
+}
+
+int ns_set_atime(struct ns_inode *i, const struct timespec *t)
+{
+	struct ns_xattr *x = NULL;
+	char value[12];
+	uint64_t sec = htole64(t ? (uint64_t)t->tv_sec : 0);
+	uint32_t nsec = htole32(t ? (uint32_t)t->tv_nsec : 0);
+
+	memcpy(value, &sec, 8);
+	memcpy(value + 8, &nsec, 4);
+	if (t && !(x = xattr_new(NS_XATTR_ATIME, strlen(NS_XATTR_ATIME), value, sizeof(value))))
+		return -ENOMEM;
+	replace(i, NS_XATTR_ATIME, x);
+	return 0;
 }
 
 static bool is_pinned_name(const struct ns_inode *i, const char *name)

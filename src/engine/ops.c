@@ -513,15 +513,18 @@ static void allocate_resume(struct op_run *r)
 				continue;
 			s->keep = false;
 			slot_trim(c, s);
+			slot_account(c, f, (uint32_t)i);
 		}
 		op_end(op, res);
 		return;
 	}
+	for (uint64_t i = first; i * c->block < r->end; i++)
+		slot_account(c, f, (uint32_t)i);
 	if (size > f->size) {
 		f->size = size;
 		file_changed(c, f);
-		file_publish(c, f, true);
 	}
+	file_publish(c, f, true);
 	op_end(op, 0);
 }
 
@@ -546,7 +549,7 @@ static void op_seek(struct engine *e, struct engine_op *op)
 			return;
 		}
 		s = file_slot(f, n);
-		data = s && s->acct;
+		data = s && slot_has_content(s);
 		if (data == (op->arg == SEEK_DATA)) {
 			op_end(op, (int64_t)max_u64(pos, (uint64_t)n * c->block));
 			return;

@@ -41,6 +41,7 @@ static void unregister_file(struct session *s, struct file *f)
 	f->pinned = false;
 	if (!f->held) { /* held: torn, and a rollback lets it go */
 		file_unkeep(c, f, 0);
+		file_publish(c, f, false);
 		ns_unregister(c->ns, f->ino);
 	}
 }

@@ -326,6 +326,9 @@ static int reserve_file(struct reg *r, struct file *f, uint64_t size)
 			return x;
 		slot->keep = true;
 	}
+	for (uint32_t n = 0; n < blocks; n++)
+		slot_account(c, f, n);
+	file_publish(c, f, false);
 	r->block = 0;
 	return 0;
 }

@@ -197,7 +197,7 @@ struct slot *file_slot_make(struct cache *c, struct file *f, uint32_t n)
 
 /* ---- what a map needs ---- */
 
-static bool has_content(const struct slot *s)
+bool slot_has_content(const struct slot *s)
 {
 	return !extent_is_hole(&s->live) ||
 	       (s->b && (s->b->state == BLOCK_DIRTY || s->b->state == BLOCK_WRITING));
@@ -210,7 +210,7 @@ static uint32_t map_len_below(const void *at, unsigned int level)
 	const struct slot_leaf *leaf = at;
 
 	for (unsigned int k = SLOT_LEAF; !level && k-- > 0;)
-		if (has_content(&leaf->slot[k]))
+		if (slot_has_content(&leaf->slot[k]))
 			return leaf->seg * SLOT_LEAF + k + 1;
 	for (unsigned int k = SLOT_FAN; level && k-- > 0;) {
 		uint32_t n = node->child[k] ? map_len_below(node->child[k], level - 1) : 0;
@@ -228,7 +228,7 @@ uint32_t file_map_len(struct file *f)
 	for (uint32_t i = SLOT_LEAF; !n && i-- > 0;) {
 		const struct slot *s = file_slot(f, i);
 
-		if (s && has_content(s))
+		if (s && slot_has_content(s))
 			n = i + 1;
 	}
 	return n;
@@ -296,7 +296,7 @@ static bool content_from(struct file *f, uint32_t seg, uint32_t n)
 	for (uint32_t i = max_u32(n, seg * SLOT_LEAF); i / SLOT_LEAF == seg; i++) {
 		const struct slot *s = file_slot(f, i);
 
-		if (s && has_content(s))
+		if (s && slot_has_content(s))
 			return true;
 	}
 	return false;
