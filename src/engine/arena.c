@@ -354,6 +354,11 @@ uint32_t arena_free_chunks(const struct arena *a)
 	return a->free_count;
 }
 
+uint64_t arena_used(const struct arena *a)
+{
+	return a->used;
+}
+
 void arena_get_info(const struct arena *a, struct arena_info *info)
 {
 	*info = (struct arena_info){

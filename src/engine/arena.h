@@ -82,6 +82,9 @@ void arena_free(struct arena *a, struct aoff off, uint32_t len);
 /* Chunks that could be handed out whole right now. */
 uint32_t arena_free_chunks(const struct arena *a);
 
+/* Bytes allocated, as pieces rounded up. */
+uint64_t arena_used(const struct arena *a);
+
 void arena_get_info(const struct arena *a, struct arena_info *info);
 
 #endif

@@ -34,10 +34,49 @@ void block_set_state(struct block *b, enum block_state to)
 	b->state = to;
 	if (was != is) {
 		b->f->dirty += is ? 1u : -1u;
+		b->c->dirty_bytes += is ? b->piece : -(uint64_t)b->piece;
 		slot_account(b->c, b->f, b->n);
 	}
 	if (to == BLOCK_DIRTY && !was)
 		slot_changed(b->c, b->f, b->n);
+	block_mark(b);
+}
+
+unsigned int block_marks(const struct block *b)
+{
+	bool queued = list_linked(&b->write_link);
+	unsigned int marks = 0;
+
+	if (b->pins || b->f->pinned)
+		return 0;
+	switch (b->state) {
+	case BLOCK_CLEAN:
+		if (!b->frozen)
+			marks |= POLICY_EVICT | (b->ahead ? 0 : POLICY_SPENT);
+		return marks | (b->ahead ? 0 : POLICY_COUNTS);
+	case BLOCK_DIRTY:
+		/* After an error it waits for the next round of retries. */
+		if (!queued && !b->writer && !b->error)
+			marks |= POLICY_WRITE;
+		return marks | (queued || !b->error ? POLICY_COUNTS : 0);
+	case BLOCK_WRITING:
+		return POLICY_COUNTS;
+	case BLOCK_READING:
+	case BLOCK_EMPTY:
+		break;
+	}
+	return 0;
+}
+
+void block_mark(struct block *b)
+{
+	policy_mark(b->c->policy, &b->pol, block_marks(b));
+}
+
+void block_unqueue(struct block *b)
+{
+	list_remove(&b->write_link);
+	block_mark(b);
 }
 
 void block_wait(struct block *b, struct waiter *w)
@@ -99,8 +138,8 @@ struct block *block_new(struct cache *c, struct file *f, struct slot *s, uint32_
 	b->n = n;
 	list_init(&b->waiters);
 	list_init(&b->write_link);
+	list_init(&b->error_link);
 	list_init(&b->work.link);
-	list_init(&b->pol.link);
 	list_init(&b->io.link);
 	b->pol.key = f->ino << 24 ^ n;
 	s->b = b;
@@ -121,6 +160,7 @@ void block_remove(struct block *b, bool evicted)
 		c->ahead_bytes -= b->piece;
 	if (b->error)
 		c->error_blocks--;
+	list_remove(&b->error_link);
 	policy_remove(c->policy, &b->pol, evicted);
 	arena_free(c->arena, b->mem, b->piece);
 	assert(list_empty(&b->waiters));
@@ -143,6 +183,22 @@ void block_drop(struct block *b)
 
 /* ---- many blocks of a file ---- */
 
+void file_pin(struct file *f, bool pinned)
+{
+	uint32_t left = f->cached, n = 0;
+	struct slot *s;
+
+	if (f->pinned == pinned)
+		return;
+	f->pinned = pinned;
+	for (; left && (s = file_slot_next(f, &n)); n++) {
+		if (!s->b)
+			continue;
+		block_mark(s->b);
+		left--;
+	}
+}
+
 /* What is only queued to be written is not to be any more, what a commit waits for is written now. */
 static struct block *first_busy(struct file *f, uint32_t n, uint32_t stop)
 {
@@ -154,7 +210,7 @@ static struct block *first_busy(struct file *f, uint32_t n, uint32_t stop)
 		if (!b)
 			continue;
 		if (!b->frozen)
-			list_remove(&b->write_link); /* only queued: not to be written any more */
+			block_unqueue(b); /* only queued: not to be written any more */
 		else if (b->state == BLOCK_DIRTY)
 			block_write(b, true);
 		if (block_busy(b))

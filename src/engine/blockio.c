@@ -157,16 +157,12 @@ static void retry_fire(struct loop_timer *t)
 {
 	struct cache *c = container_of(t, struct cache, retry);
 
-	for (unsigned int class = 0; class < POLICY_CLASSES; class ++) {
-		for (struct policy_node *p = policy_victim(c->policy, class, NULL); p;
-		     p = policy_victim(c->policy, class, p)) {
-			struct block *b = container_of(p, struct block, pol);
-
-			if (b->error && b->state == BLOCK_DIRTY)
-				block_write(b, false);
-		}
-	}
+	c->round_failed = false;
+	list_for_each(l, &c->errors) block_write(list_entry(l, struct block, error_link), false);
 	block_write_pump(c);
+	/* One that somebody writes to just now has its turn in the next round. */
+	if (!list_empty(&c->errors))
+		loop_timer_set(c->loop, t, RETRY_NS);
 }
 
 static void write_failed(struct block *b, int res)
@@ -174,14 +170,16 @@ static void write_failed(struct block *b, int res)
 	struct cache *c = b->c;
 
 	c->stats.write_errors++;
-	if (!b->error)
+	if (!b->error) {
 		c->error_blocks++;
+		list_push_back(&c->errors, &b->error_link);
+	}
 	b->error = c->write_error = res;
-	b->retry_ns = loop_now_ns() + RETRY_NS;
 	c->report(c->arg, res, b->f->ino, (uint64_t)b->n * c->block, b->next.len, "write error");
+	c->failed_rounds += !c->round_failed;
+	c->round_failed = true;
 	if (list_linked(&c->retry.link))
 		return;
-	c->failed_rounds++;
 	c->retry.fire = retry_fire;
 	loop_timer_set(c->loop, &c->retry, RETRY_NS);
 }
@@ -211,6 +209,7 @@ static void write_done(struct io_op *io)
 		if (b->error) {
 			b->error = 0;
 			c->error_blocks--;
+			list_remove(&b->error_link);
 		}
 		slot_written(c, f, s, b->n, &b->next, b->next_spare,
 			     frozen ? commit_frees(c) : &f->frees);
@@ -280,6 +279,7 @@ void block_write(struct block *b, bool urgent)
 		write_start(b, true);
 	} else if (!list_linked(&b->write_link)) {
 		list_push_back(&b->c->write_queue, &b->write_link);
+		block_mark(b);
 	}
 }
 
@@ -289,7 +289,7 @@ void block_write_pump(struct cache *c)
 	       !list_empty(&c->write_queue)) {
 		struct block *b = list_first(&c->write_queue, struct block, write_link);
 
-		list_remove(&b->write_link);
+		block_unqueue(b);
 		if (b->state == BLOCK_DIRTY && !b->writer)
 			write_start(b, false);
 	}

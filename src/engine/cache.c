@@ -34,6 +34,7 @@ int cache_init(struct cache *c)
 	list_init(&c->woken);
 	list_init(&c->space);
 	list_init(&c->write_queue);
+	list_init(&c->errors);
 	list_init(&c->retry.link);
 	arena_get_info(c->arena, &ai);
 	c->base = arena_base(c->arena);
@@ -61,20 +62,17 @@ void cache_fini(struct cache *c)
 
 /* ---- memory ---- */
 
-static bool evictable(const struct block *b)
-{
-	return b->state == BLOCK_CLEAN && !b->pins && !b->frozen && !b->f->pinned &&
-	       list_empty(&b->waiters);
-}
-
 /* Evicts one clean block of the class that `len` belongs to. False: there is none. */
 static bool evict_one(struct cache *c, enum policy_class class, bool spare_ahead)
 {
-	for (struct policy_node *p = policy_victim(c->policy, class, NULL); p;
-	     p = policy_victim(c->policy, class, p)) {
+	unsigned int mark = spare_ahead ? POLICY_SPENT : POLICY_EVICT;
+	struct policy_node *p = policy_victim(c->policy, class, mark, NULL);
+
+	for (; p; p = policy_victim(c->policy, class, mark, p)) {
 		struct block *b = container_of(p, struct block, pol);
 
-		if (!evictable(b) || (spare_ahead && b->ahead))
+		assert(b->state == BLOCK_CLEAN && !b->pins && !b->frozen && !b->f->pinned);
+		if (!list_empty(&b->waiters)) /* they are about to be woken */
 			continue;
 		c->stats.evictions++;
 		TRACE(c, "evict", b->f->ino, b->n, b->piece);
@@ -153,13 +151,15 @@ static uint32_t need_len(const struct cache *c, const struct want *w, const stru
 
 static void pin(struct block *b)
 {
-	b->pins++;
+	if (!b->pins++)
+		block_mark(b);
 }
 
 static void unpin(struct block *b)
 {
 	assert(b->pins);
-	b->pins--;
+	if (!--b->pins)
+		block_mark(b);
 }
 
 /* A growing file: the block moves to a larger piece. It is idle. */
@@ -170,14 +170,16 @@ static int block_regrow(struct cache *c, struct block *b, uint32_t len)
 	uint32_t piece;
 	int r;
 
-	b->pins++;
+	pin(b);
 	r = take_memory(c, len, false, &mem, &piece);
-	b->pins--;
+	unpin(b);
 	if (r)
 		return r;
 	policy_remove(c->policy, &b->pol, false);
 	if (b->ahead)
 		c->ahead_bytes += piece - b->piece;
+	if (b->state == BLOCK_DIRTY)
+		c->dirty_bytes += piece - b->piece;
 	old = *b;
 	b->mem = mem;
 	b->piece = piece;
@@ -188,6 +190,7 @@ static int block_regrow(struct cache *c, struct block *b, uint32_t len)
 	b->pol.bytes = piece;
 	b->pol.class = piece == arena_chunk(c->arena) ? POLICY_WHOLE : POLICY_SMALL;
 	policy_insert(c->policy, &b->pol);
+	block_mark(b);
 	return 0;
 }
 
@@ -293,15 +296,15 @@ static enum attempt get_attempt(struct get *g, struct block **busy, int *err)
 
 			if (w->b->piece >= len || w->mode == GET_READ)
 				continue;
-			w->b->pins--;
+			unpin(w->b);
 			if (!alone || block_busy(w->b) || w->b->writer) {
-				w->b->pins++;
+				pin(w->b);
 				*busy = w->b;
 				why = ATTEMPT_WAIT_BLOCK;
 			} else {
 				int r = block_regrow(c, w->b, len);
 
-				w->b->pins++;
+				pin(w->b);
 				if (r)
 					why = ATTEMPT_NO_MEMORY;
 			}
@@ -367,7 +370,7 @@ static void get_fill(struct get *g)
 		if (!w->fresh) {
 			c->stats.hits++;
 			if (w->b->ahead && !g->background) {
-				w->b->ahead = false;
+				w->b->ahead = false; /* pinned: no mark changes */
 				c->ahead_bytes -= w->b->piece;
 				c->stats.prefetch_hits++;
 			}
@@ -419,8 +422,7 @@ static int get_grant(struct get *g, struct want *w)
 		block_wait(b, &g->w);
 		return 1;
 	}
-	if (list_linked(&b->write_link))
-		list_remove(&b->write_link); /* queued to be written: later, then */
+	list_remove(&b->write_link); /* queued to be written: later, then; it is pinned */
 	s = file_slot(w->f, w->n);
 	/* A kept place is as long as the content; else all that the memory can grow to, cut at the
 	 * write. */
@@ -581,6 +583,7 @@ void cache_put(struct cache *c, struct want *w, bool changed)
 		slot_trim(c, file_slot(b->f, b->n));
 		if (b->frozen && b->state == BLOCK_DIRTY)
 			block_write(b, true);
+		block_mark(b); /* nobody writes to it any more */
 	}
 	w->granted = false;
 	unpinned(b);
@@ -635,13 +638,26 @@ static uint64_t starving_bytes(struct cache *c)
 		return 0;
 	g = list_first(&c->starving, struct get, link);
 	for (unsigned int i = 0; i < g->n; i++) {
-		struct slot *s = file_slot(g->want[i].f, g->want[i].n);
+		const struct want *w = &g->want[i];
+		struct slot *s = file_slot(w->f, w->n);
 
-		if (!s || !s->b)
-			sum += cache_piece(
-				c, (uint32_t)min_u64(need_len(c, &g->want[i], s), c->block));
+		if (s && s->b)
+			continue;
+		if (w->mode == GET_READ && (!s || extent_is_hole(&s->live)))
+			continue;
+		sum += cache_piece(c, (uint32_t)min_u64(need_len(c, w, s), c->block));
 	}
 	return sum;
+}
+
+/* As much as the first in line wants is free or can be evicted: else it need not even be tried. */
+static bool may_suffice(struct cache *c)
+{
+	uint64_t room = arena_size(c->arena) - arena_used(c->arena);
+
+	for (unsigned int class = 0; class < POLICY_CLASSES; class ++)
+		room += policy_evictable(c->policy, class);
+	return starving_bytes(c) <= room;
 }
 
 /*
@@ -653,34 +669,20 @@ static void clean_ahead(struct cache *c)
 	uint64_t want = starving_bytes(c);
 	uint64_t target = c->write_most + want;
 	bool all = want && stuck(c);
-	uint64_t now = 0;
 
 	for (unsigned int class = 0; class < POLICY_CLASSES; class ++) {
 		uint64_t covered = (uint64_t)arena_free_chunks(c->arena) * c->block;
 		uint64_t goal = class == POLICY_WHOLE ? target : target / 4 + want;
+		struct policy_node *p = NULL;
 
 		/* Pieces may be short while chunks are free. */
 		if (class == POLICY_SMALL && want)
 			covered = 0;
-		for (struct policy_node *p = policy_victim(c->policy, class, NULL);
-		     p && (covered < goal || all); p = policy_victim(c->policy, class, p)) {
-			struct block *b = container_of(p, struct block, pol);
-
-			if (b->f->pinned || b->pins)
-				continue;
-			if (b->state == BLOCK_DIRTY && !b->writer) {
-				if (b->error) {
-					if (!now)
-						now = loop_now_ns();
-					if (now < b->retry_ns)
-						continue;
-				}
-				if (!list_linked(&b->write_link))
-					block_write(b, false);
-			} else if (b->state == BLOCK_READING || b->ahead) {
-				continue;
-			}
-			covered += b->piece;
+		while ((all || covered < goal) &&
+		       (p = policy_victim(c->policy, class, POLICY_WRITE, p))) {
+			if (!all && covered + policy_counts_before(c->policy, p) >= goal)
+				break;
+			block_write(container_of(p, struct block, pol), false);
 		}
 	}
 }
@@ -742,7 +744,8 @@ void cache_pump(struct cache *c)
 			struct get *g = list_first(&c->starving, struct get, link);
 			struct block *busy = NULL;
 			int err = 0;
-			enum attempt a = get_attempt(g, &busy, &err);
+			enum attempt a = may_suffice(c) ? get_attempt(g, &busy, &err)
+							: ATTEMPT_NO_MEMORY;
 
 			if (a == ATTEMPT_NO_MEMORY && drive_dead(c, g)) {
 				list_remove(&g->link);

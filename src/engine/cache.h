@@ -116,10 +116,10 @@ struct block {
 	bool frozen;	   /* the commit under way needs it as it is */
 	bool ahead;	   /* prefetched, not used yet */
 	int error;	   /* of the last write, 0: none */
-	uint64_t retry_ns; /* not before */
 	struct policy_node pol;
 	struct list waiters;
 	struct list write_link; /* in cache.write_queue */
+	struct list error_link; /* in cache.errors: its last write failed */
 	/* the read or write under way */
 	struct io_op io;
 	struct loop_work work;
@@ -201,8 +201,10 @@ struct cache {
 	unsigned int reading, writing;	    /* blocks */
 	uint64_t writing_bytes, write_most; /* of these; the most at once */
 	unsigned int op_pins;	    /* pins of ops: they end by themselves, a lease need not */
-	uint32_t error_blocks;	    /* dirty blocks whose last write failed */
+	struct list errors;	    /* dirty blocks whose last write failed */
+	uint32_t error_blocks;	    /* so many */
 	unsigned int failed_rounds; /* of writes and retries, since one last succeeded */
+	bool round_failed;	    /* this round has been counted */
 	int write_error;	    /* of the last write that failed */
 	bool pumping, pump_again;
 	unsigned int quiet; /* nested; an engine that ends stays quiet */
@@ -228,6 +230,7 @@ struct cache {
 	struct commit *commit; /* see commit.h */
 	struct cache_stats stats;
 	struct trace *trace;			       /* or NULL */
+	uint64_t dirty_bytes; /* memory of blocks that are DIRTY or WRITING */
 	uint64_t leased, leased_loose, leased_readers; /* bytes of memory out on leases: all, of
 							  files that are not pinned, of readers */
 
@@ -316,6 +319,15 @@ void slots_fini(struct cache *c, struct file *f);
 /* ---- block.c ---- */
 const char *block_state_name(enum block_state s);
 void block_set_state(struct block *b, enum block_state s);
+/*
+ * Tells the policy what can be done with the block now. To be called when anything that this
+ * follows from has changed: state, pins, writer, frozen, ahead, error, being queued to be written,
+ * its file being pinned.
+ */
+void block_mark(struct block *b);
+unsigned int block_marks(const struct block *b); /* what they should be */
+void block_unqueue(struct block *b);		 /* it is not to be written any more */
+void file_pin(struct file *f, bool pinned);	 /* tier=ram or not */
 void block_wait(struct block *b, struct waiter *w);
 void block_wake(struct block *b);
 bool block_busy(const struct block *

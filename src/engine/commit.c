@@ -307,6 +307,7 @@ void commit_block_done(struct cache *c, struct block *b, int res)
 
 	assert(m->running && b->frozen && m->pending);
 	b->frozen = false;
+	block_mark(b);
 	if (res) {
 		fails(m, res, b->f->ino, "a block could not be written");
 	} else {
@@ -395,6 +396,7 @@ static int take_file(struct commit *m, struct file *f)
 			continue;
 		if (must_write(s)) {
 			s->b->frozen = true;
+			block_mark(s->b);
 			m->pending++;
 			block_write(s->b, false);
 		} else if (!extent_is_hole(&s->live)) {

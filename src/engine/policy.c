@@ -24,8 +24,16 @@
  * The ghosts (Kout, half the blocks that the cache holds) are in a table of fixed size. The queues
  * hold blocks of the cache and so are no longer than it.
  *
- * Loop thread only. A node is the cache's; between insert and remove its link, queue and where are
- * ours.
+ * A queue is a tree whose order from left to right is that of the victims: a treap (Seidel and
+ * Aragon, "Randomized search trees", Algorithmica 1996), that is a binary tree which is a heap by
+ * random priorities and so is about as deep as the logarithm of its size, whatever comes and goes.
+ * Each node knows which marks there are in its subtree and how many bytes have them; a search for
+ * the next victim that can be evicted or written descends only where there is one, and the bytes
+ * before it are summed up on the way to the root. Blocks come in at one of the two ends only, so
+ * no key is compared.
+ *
+ * Loop thread only. A node is the cache's; between insert and remove all of it but key, bytes and
+ * class is ours.
  */
 #include "engine/bug.h"
 #include "engine/policy.h"
@@ -45,7 +53,7 @@ struct ghost {
 };
 
 struct class_state {
-	struct list queue[QUEUES];
+	struct policy_node *queue[QUEUES]; /* the roots */
 	uint64_t bytes[QUEUES];
 	struct list ghosts, unused;
 	struct ghost *ghost;	/* [ghost_max] */
@@ -55,6 +63,8 @@ struct class_state {
 struct policy {
 	struct class_state class[POLICY_CLASSES];
 	unsigned int bucket_bits;
+	uint32_t random;
+	uint64_t visits;
 };
 
 /* --- ghosts ------------------------------------------------------------------------------- */
@@ -104,8 +114,6 @@ static void ghost_remember(struct policy *p, struct class_state *c, uint64_t key
 
 static int class_init(struct class_state *c, uint32_t ghosts, unsigned int bucket_bits)
 {
-	for (int q = 0; q < QUEUES; q++)
-		list_init(&c->queue[q]);
 	list_init(&c->ghosts);
 	list_init(&c->unused);
 	c->ghost = calloc(ghosts, sizeof(*c->ghost));
@@ -134,6 +142,7 @@ int policy_create(struct policy **out, uint32_t blocks)
 			return -ENOMEM;
 		}
 	}
+	p->random = 2463534242u;
 	*out = p;
 	return 0;
 }
@@ -155,19 +164,134 @@ static struct class_state *class_of(struct policy *p, const struct policy_node *
 	return &p->class[n->class];
 }
 
-/* Puts a node that is in no queue at the front of `q`. */
-static void enqueue(struct class_state *c, struct policy_node *n, enum queue q)
+/* --- the trees ---------------------------------------------------------------------------- */
+
+/* Works out what a node knows of its subtree; false if that is what it knew. */
+static bool refresh(struct policy *p, struct policy_node *n)
 {
+	const struct policy_node *l = n->before, *r = n->behind;
+	uint8_t below = n->marks;
+	uint64_t counts = n->marks & POLICY_COUNTS ? n->bytes : 0;
+	uint64_t evict = n->marks & POLICY_EVICT ? n->bytes : 0;
+
+	p->visits++;
+	if (l) {
+		below |= l->below;
+		counts += l->counts;
+		evict += l->evict;
+	}
+	if (r) {
+		below |= r->below;
+		counts += r->counts;
+		evict += r->evict;
+	}
+	if (below == n->below && counts == n->counts && evict == n->evict)
+		return false;
+	n->below = below;
+	n->counts = counts;
+	n->evict = evict;
+	return true;
+}
+
+static void refresh_up(struct policy *p, struct policy_node *n)
+{
+	for (; n; n = n->up)
+		refresh(p, n);
+}
+
+static uint32_t next_random(struct policy *p) /* xorshift: Marsaglia, 2003 */
+{
+	p->random ^= p->random << 13;
+	p->random ^= p->random >> 17;
+	p->random ^= p->random << 5;
+	return p->random;
+}
+
+/*
+ * Puts a node that is in no queue where the best victim of `q` is (cold) or the worst one. On the
+ * way along that side of the tree it takes over the first subtree of lower priority.
+ */
+static void enqueue(struct policy *p, struct class_state *c, struct policy_node *n, enum queue q)
+{
+	struct policy_node **at = &c->queue[q], *up = NULL;
+	bool best = q == QUEUE_COLD;
+
 	n->queue = (uint8_t)q;
-	list_push_front(&c->queue[q], &n->link);
+	n->prio = next_random(p);
+	while (*at && (*at)->prio >= n->prio) {
+		up = *at;
+		at = best ? &up->before : &up->behind;
+	}
+	n->before = best ? NULL : *at;
+	n->behind = best ? *at : NULL;
+	if (*at)
+		(*at)->up = n;
+	n->up = up;
+	*at = n;
+	refresh_up(p, n);
 	c->bytes[q] += n->bytes;
 }
 
-static void dequeue(struct class_state *c, struct policy_node *n)
+/* Takes a node out; its two subtrees become one in its place. */
+static void dequeue(struct policy *p, struct class_state *c, struct policy_node *n)
 {
+	struct policy_node *l = n->before, *r = n->behind, *up = n->up, **at;
+
 	assert(c->bytes[n->queue] >= n->bytes);
 	c->bytes[n->queue] -= n->bytes;
-	list_remove(&n->link);
+	at = !up ? &c->queue[n->queue] : up->before == n ? &up->before : &up->behind;
+	while (l && r) {
+		if (l->prio >= r->prio) {
+			*at = l;
+			l->up = up;
+			up = l;
+			at = &l->behind;
+			l = l->behind;
+		} else {
+			*at = r;
+			r->up = up;
+			up = r;
+			at = &r->before;
+			r = r->before;
+		}
+	}
+	*at = l ? l : r;
+	if (*at)
+		(*at)->up = up;
+	refresh_up(p, up);
+	n->up = n->before = n->behind = NULL;
+}
+
+/* The first node of a subtree that has the marks; `mark` 0: the first one. */
+static struct policy_node *first_of(struct policy *p, struct policy_node *n, unsigned int mark)
+{
+	if (!n || (n->below & mark) != mark)
+		return NULL;
+	for (;;) {
+		p->visits++;
+		if (n->before && (n->before->below & mark) == mark)
+			n = n->before;
+		else if ((n->marks & mark) == mark)
+			return n;
+		else
+			n = n->behind;
+	}
+}
+
+static struct policy_node *next_of(struct policy *p, struct policy_node *n, unsigned int mark)
+{
+	struct policy_node *found = first_of(p, n->behind, mark);
+
+	while (!found && n->up) {
+		struct policy_node *from = n;
+
+		p->visits++;
+		n = n->up;
+		if (n->before != from)
+			continue;
+		found = (n->marks & mark) == mark ? n : first_of(p, n->behind, mark);
+	}
+	return found;
 }
 
 void policy_insert(struct policy *p, struct policy_node *n)
@@ -176,7 +300,8 @@ void policy_insert(struct policy *p, struct policy_node *n)
 
 	/* `where` is the queue that the block belongs to while it is in cold. */
 	n->where = ghost_forget(p, c, n->key) ? QUEUE_AM : QUEUE_A1IN;
-	enqueue(c, n, n->where);
+	n->marks = 0;
+	enqueue(p, c, n, n->where);
 }
 
 void policy_touch(struct policy *p, struct policy_node *n)
@@ -185,57 +310,106 @@ void policy_touch(struct policy *p, struct policy_node *n)
 
 	if (n->queue == QUEUE_A1IN)
 		return;
-	dequeue(c, n);
-	enqueue(c, n, n->where);
+	dequeue(p, c, n);
+	enqueue(p, c, n, n->where);
 }
 
 void policy_cool(struct policy *p, struct policy_node *n)
 {
 	struct class_state *c = class_of(p, n);
 
-	dequeue(c, n);
-	enqueue(c, n, QUEUE_COLD);
+	dequeue(p, c, n);
+	enqueue(p, c, n, QUEUE_COLD);
 }
 
 void policy_remove(struct policy *p, struct policy_node *n, bool evicted)
 {
 	struct class_state *c = class_of(p, n);
 
-	dequeue(c, n);
+	dequeue(p, c, n);
 	if (evicted && n->where == QUEUE_A1IN)
 		ghost_remember(p, c, n->key);
 }
 
-struct policy_node *policy_victim(struct policy *p, enum policy_class class,
-				  struct policy_node *pos)
+void policy_mark(struct policy *p, struct policy_node *n, unsigned int marks)
+{
+	if (n->marks == marks)
+		return;
+	n->marks = (uint8_t)marks;
+	while (n && refresh(p, n))
+		n = n->up;
+}
+
+/* The queues from the best victims to the worst. */
+static const enum queue *order_of(const struct class_state *c)
 {
 	static const enum queue orders[2][QUEUES] = {
 		{QUEUE_COLD, QUEUE_AM, QUEUE_A1IN},
 		{QUEUE_COLD, QUEUE_A1IN, QUEUE_AM},
 	};
-	struct class_state *c = &p->class[class];
 	uint64_t a1in = c->bytes[QUEUE_A1IN];
-	bool exceeds = a1in > (a1in + c->bytes[QUEUE_AM]) / KIN_DIVISOR;
-	const enum queue *order = orders[exceeds];
+
+	return orders[a1in > (a1in + c->bytes[QUEUE_AM]) / KIN_DIVISOR];
+}
+
+struct policy_node *policy_victim(struct policy *p, enum policy_class class, unsigned int mark,
+				  struct policy_node *pos)
+{
+	struct class_state *c = &p->class[class];
+	const enum queue *order = order_of(c);
+	struct policy_node *found = NULL;
 	int i = 0;
 
 	if (pos) {
-		struct list *next;
-
 		while (order[i] != pos->queue)
 			i++;
-		/* cold is walked from its front, the others from their tails. */
-		next = pos->queue == QUEUE_COLD ? pos->link.next : pos->link.prev;
-		if (next != &c->queue[pos->queue])
-			return list_entry(next, struct policy_node, link);
+		found = next_of(p, pos, mark);
 		i++;
 	}
-	for (; i < QUEUES; i++) {
-		struct list *q = &c->queue[order[i]];
+	for (; i < QUEUES && !found; i++)
+		found = first_of(p, c->queue[order[i]], mark);
+	return found;
+}
 
-		if (!list_empty(q))
-			return list_entry(order[i] == QUEUE_COLD ? q->next : q->prev,
-					  struct policy_node, link);
+uint64_t policy_counts_before(struct policy *p, const struct policy_node *n)
+{
+	const struct class_state *c = &p->class[n->class];
+	const enum queue *order = order_of(c);
+	uint64_t sum = n->before ? n->before->counts : 0;
+
+	for (int i = 0; order[i] != n->queue; i++)
+		sum += c->queue[order[i]] ? c->queue[order[i]]->counts : 0;
+	for (; n->up; n = n->up) {
+		const struct policy_node *up = n->up;
+
+		p->visits++;
+		if (up->behind != n)
+			continue;
+		sum += up->marks & POLICY_COUNTS ? up->bytes : 0;
+		sum += up->before ? up->before->counts : 0;
 	}
-	return NULL;
+	return sum;
+}
+
+uint64_t policy_evictable(const struct policy *p, enum policy_class class)
+{
+	uint64_t sum = 0;
+
+	for (int q = 0; q < QUEUES; q++)
+		sum += p->class[class].queue[q] ? p->class[class].queue[q]->evict : 0;
+	return sum;
+}
+
+uint64_t policy_bytes(const struct policy *p, enum policy_class class)
+{
+	uint64_t sum = 0;
+
+	for (int q = 0; q < QUEUES; q++)
+		sum += p->class[class].bytes[q];
+	return sum;
+}
+
+uint64_t policy_visits(const struct policy *p)
+{
+	return p->visits;
 }

@@ -38,7 +38,7 @@ static void unregister_file(struct session *s, struct file *f)
 	if (s->readonly || (f->session && f->session != s))
 		return;
 	f->session = NULL;
-	f->pinned = false;
+	file_pin(f, false);
 	if (!f->held) { /* held: torn, and a rollback lets it go */
 		file_unkeep(c, f, 0);
 		file_publish(c, f, false);

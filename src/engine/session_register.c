@@ -182,7 +182,7 @@ static void undo(struct reg *r)
 
 			if (e->registered[k]) {
 				file_unkeep(c, f, 0);
-				f->pinned = false;
+				file_pin(f, false);
 				f->session = NULL;
 				ns_unregister(c->ns, e->ino[k]);
 			}
@@ -237,7 +237,7 @@ static int check_pins(struct reg *r)
 	for (uint32_t i = 0; i < r->n; i++) {
 		for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
 			if (r->e[i].f[k])
-				r->e[i].f[k]->pinned = r->e[i].m->tier == 1;
+				file_pin(r->e[i].f[k], r->e[i].m->tier == 1);
 		}
 	}
 	return 0;

@@ -108,20 +108,11 @@ static void collect(void *arg)
 	FILE *f = o->f;
 	struct figures g;
 	struct ns_counts nc;
-	uint64_t dirty = 0, cached = 0;
+	uint64_t cached = policy_bytes(c->policy, POLICY_WHOLE) +
+			  policy_bytes(c->policy, POLICY_SMALL);
 
 	figures_get(e, &g);
 	ns_count(c->ns, &nc);
-	for (unsigned int class = 0; class < POLICY_CLASSES; class ++) {
-		for (struct policy_node *p = policy_victim(c->policy, class, NULL); p;
-		     p = policy_victim(c->policy, class, p)) {
-			struct block *b = container_of(p, struct block, pol);
-
-			cached += b->piece;
-			if (b->state == BLOCK_DIRTY || b->state == BLOCK_WRITING)
-				dirty += b->piece;
-		}
-	}
 	fputs("{\"backing\":", f);
 	status_string(f, e->path);
 	fprintf(f, ",\"pid\":%ld,\"block_bytes\":%u,\"readonly\":%s,\"uptime_seconds\":%.1f",
@@ -131,7 +122,7 @@ static void collect(void *arg)
 		",\"ram\":{\"bytes\":%llu,\"used_bytes\":%llu,\"cached_bytes\":%llu,\"dirty_bytes\":%llu,"
 		"\"leased_bytes\":%llu,\"huge_bytes\":%llu,\"chunks\":%u,\"chunks_free\":%u,"
 		"\"chunks_small\":%u,\"chunks_small_max\":%u,\"window_bytes\":%llu,",
-		U(g.ai.size), U(g.ai.used), U(cached), U(dirty), U(c->leased), U(g.ai.huge),
+		U(g.ai.size), U(g.ai.used), U(cached), U(c->dirty_bytes), U(c->leased), U(g.ai.huge),
 		g.ai.chunks, g.ai.chunks_free, g.ai.chunks_small, g.ai.small_max, U(c->window));
 	put_reason(f, "pages", g.ai.kind);
 	fputc(',', f);
@@ -191,9 +182,11 @@ static void collect(void *arg)
 	session_status(e, f);
 	fprintf(f,
 		",\"cache\":{\"hits\":%llu,\"misses\":%llu,\"evictions\":%llu,\"writebacks\":%llu,"
-		"\"prefetches\":%llu,\"prefetch_hits\":%llu,\"reading\":%u,\"writing\":%u}",
+		"\"prefetches\":%llu,\"prefetch_hits\":%llu,\"reading\":%u,\"writing\":%u,"
+		"\"visits\":%llu}",
 		U(c->stats.hits), U(c->stats.misses), U(c->stats.evictions), U(c->stats.writebacks),
-		U(c->stats.prefetches), U(c->stats.prefetch_hits), c->reading, c->writing);
+		U(c->stats.prefetches), U(c->stats.prefetch_hits), c->reading, c->writing,
+		U(policy_visits(c->policy)));
 	fprintf(f, ",\"served\":{\"ops\":%llu,\"read_bytes\":%llu,\"write_bytes\":%llu}",
 		U(c->stats.ops), U(c->stats.op_read_bytes), U(c->stats.op_write_bytes));
 	fprintf(f,

@@ -26,7 +26,6 @@ static struct policy_node node(uint64_t key)
 {
 	struct policy_node n = {.key = key, .bytes = 4096, .class = POLICY_WHOLE};
 
-	list_init(&n.link);
 	return n;
 }
 
@@ -44,11 +43,11 @@ static void expect_order(struct policy *p, enum policy_class class, int n, const
 	struct policy_node *pos = NULL;
 
 	for (int i = 0; i < n; i++) {
-		pos = policy_victim(p, class, pos);
+		pos = policy_victim(p, class, 0, pos);
 		assert_non_null(pos);
 		assert_int_equal(pos->key, keys[i]);
 	}
-	assert_null(policy_victim(p, class, pos));
+	assert_null(policy_victim(p, class, 0, pos));
 }
 
 /* Brings a block into Am: seen, evicted, seen again. */
@@ -65,8 +64,8 @@ static void empty_has_no_victim(void **state)
 	struct policy *p = make(8);
 
 	(void)state;
-	assert_null(policy_victim(p, POLICY_WHOLE, NULL));
-	assert_null(policy_victim(p, POLICY_SMALL, NULL));
+	assert_null(policy_victim(p, POLICY_WHOLE, 0, NULL));
+	assert_null(policy_victim(p, POLICY_SMALL, 0, NULL));
 	policy_destroy(p);
 }
 
@@ -106,7 +105,7 @@ static bool comes_as_newcomer(struct policy *p, struct policy_node *n)
 
 	policy_insert(p, n);
 	policy_insert(p, &later);
-	first = policy_victim(p, POLICY_WHOLE, NULL) == n;
+	first = policy_victim(p, POLICY_WHOLE, 0, NULL) == n;
 	policy_remove(p, &later, false);
 	return first;
 }
@@ -239,7 +238,7 @@ static void tiny_sizes_work(void **state)
 		for (uint64_t k = 0; k < 20; k++) {
 			n = node(k % 3);
 			policy_insert(p, &n);
-			assert_ptr_equal(policy_victim(p, POLICY_WHOLE, NULL), &n);
+			assert_ptr_equal(policy_victim(p, POLICY_WHOLE, 0, NULL), &n);
 			policy_remove(p, &n, true);
 		}
 		policy_destroy(p);
@@ -272,7 +271,7 @@ static void walk_covers_every_block_once(void **state)
 			policy_touch(p, &n[i]);
 		} else if (what < 6) {
 			policy_cool(p, &n[i]);
-			assert_ptr_equal(policy_victim(p, n[i].class, NULL), &n[i]);
+			assert_ptr_equal(policy_victim(p, n[i].class, 0, NULL), &n[i]);
 		} else {
 			policy_remove(p, &n[i], what == 6);
 			in[i] = false;
@@ -282,7 +281,7 @@ static void walk_covers_every_block_once(void **state)
 			bool seen[N] = {false};
 			int count = 0;
 
-			while ((pos = policy_victim(p, class, pos))) {
+			while ((pos = policy_victim(p, class, 0, pos))) {
 				assert_true(pos >= n && pos < n + N && in[pos - n]);
 				assert_int_equal(pos->class, class);
 				assert_false(seen[pos - n]);
@@ -358,7 +357,7 @@ static bool use(struct caches *c, int key)
 		return true;
 	}
 	if (c->count == c->size) {
-		struct policy_node *v = policy_victim(c->p, POLICY_WHOLE, NULL);
+		struct policy_node *v = policy_victim(c->p, POLICY_WHOLE, 0, NULL);
 
 		policy_remove(c->p, v, true);
 		c->in[v->key] = false;
