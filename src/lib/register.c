@@ -207,12 +207,9 @@ static int compare(struct moment_session *s, const struct path_param *want, size
 	qsort(sorted, n, sizeof(*sorted), param_order);
 	for (i = 0; i < s->n_listed; i++) {
 		const struct path_param key = {.name = s->listed[i].name}, *k = &key;
-		int64_t known = 0;
-		uint32_t j;
 
-		for (j = 0; j < s->n_params && !known; j++)
-			known = !s->param[j].dead && strcmp(s->param[j].name, key.name) == 0;
-		if (known || bsearch(&k, sorted, n, sizeof(*sorted), param_order))
+		if (index_get(&s->names, key.name) != INDEX_NONE ||
+		    bsearch(&k, sorted, n, sizeof(*sorted), param_order))
 			continue;
 		fn(arg, MOMENT_EXTRA, key.name, "in the backing, not asked for");
 		count++;
@@ -332,17 +329,14 @@ static int wanted_all(struct moment_session *s, const struct moment_param *in, s
 		      struct path_param *out)
 {
 	const struct path_param **sorted = calloc(n + 1, sizeof(*sorted));
-	uint32_t j;
 	size_t i;
 	int res = sorted ? 0 : err_set(-ENOMEM, "out of memory");
 
 	for (i = 0; res == 0 && i < n; i++) {
 		res = wanted(&in[i], &out[i]);
 		sorted[i] = &out[i];
-		for (j = 0; res == 0 && j < s->n_params; j++)
-			if (!s->param[j].dead && strcmp(s->param[j].name, in[i].name) == 0)
-				res = err_set(-EEXIST, "parameter %s is registered already",
-					      in[i].name);
+		if (res == 0 && index_get(&s->names, in[i].name) != INDEX_NONE)
+			res = err_set(-EEXIST, "parameter %s is registered already", in[i].name);
 	}
 	if (res == 0) {
 		qsort(sorted, n, sizeof(*sorted), param_order);
@@ -415,15 +409,19 @@ static int drop_extras(struct moment_session *s, const struct path_param *want, 
 {
 	struct path_param *extra = calloc(s->n_listed + 1, sizeof(*extra));
 	uint32_t *handles = calloc(s->n_listed + 1, sizeof(*handles));
-	size_t i, j, k = 0;
-	int res = extra && handles ? 0 : err_set(-ENOMEM, "out of memory");
+	struct index wanted = {.n = 0};
+	size_t i, k = 0;
+	int res = extra && handles ? 0 : -ENOMEM;
 
+	for (i = 0; res == 0 && i < n; i++)
+		res = index_put(&wanted, want[i].name, 0);
 	for (i = 0; res == 0 && i < s->n_listed; i++) {
-		for (j = 0; j < n && strcmp(want[j].name, s->listed[i].name) != 0; j++)
-			;
-		if (j == n)
+		if (index_get(&wanted, s->listed[i].name) == INDEX_NONE)
 			extra[k++] = s->listed[i].p;
 	}
+	index_fini(&wanted);
+	if (res < 0)
+		err_write("out of memory");
 	if (res == 0 && k) {
 		res = s->path->ops->add(s->path, extra, k, 0);
 		for (i = 0; i < k; i++)
@@ -455,6 +453,7 @@ static int keep(struct moment_session *s, const struct path_param *w, uint32_t *
 {
 	struct param *p;
 	uint32_t role;
+	int res;
 
 	if (s->n_params == s->cap_params) {
 		uint32_t cap = s->cap_params ? 2 * s->cap_params : 64;
@@ -489,6 +488,12 @@ static int keep(struct moment_session *s, const struct path_param *w, uint32_t *
 			p->role[p->roles++] = role;
 	p->per_block = s->path->block / p->itemsize;
 	p->blocks = (uint32_t)((p->numel + p->per_block - 1) / p->per_block);
+	res = index_put(&s->names, p->name, s->n_params);
+	if (res < 0) {
+		free(p->name);
+		free(p->shape);
+		return err_set(res, "out of memory");
+	}
 	if (p->tier == MOMENT_TIER_RAM)
 		s->pinned += pin_bytes(s, p);
 	*out = s->n_params++;
@@ -504,6 +509,7 @@ void params_free(struct moment_session *s)
 		free(s->param[i].shape);
 	}
 	free(s->param);
+	index_fini(&s->names);
 }
 
 static int register_locked(struct moment_session *s, struct moment_param *params, size_t n,
@@ -597,12 +603,11 @@ int64_t moment_find(struct moment_session *s, const char *name)
 
 	if (res < 0)
 		return res;
-	res = -ENOENT;
-	for (i = 0; i < s->n_params && res < 0; i++)
-		if (!s->param[i].dead && strcmp(s->param[i].name, name) == 0)
-			res = i;
-	if (res < 0)
-		err_write("parameter %s is not registered", name);
+	i = index_get(&s->names, name);
+	if (i == INDEX_NONE)
+		res = err_set(-ENOENT, "parameter %s is not registered", name);
+	else
+		res = i;
 	pthread_mutex_unlock(&s->lock);
 	return res;
 }
@@ -623,6 +628,7 @@ int moment_remove(struct moment_session *s, uint32_t handle)
 		res = s->path->ops->remove(s->path, &p->handle, 1);
 	if (res == 0) {
 		p->dead = true;
+		index_put(&s->names, p->name, INDEX_NONE);
 		if (p->tier == MOMENT_TIER_RAM)
 			s->pinned -= pin_bytes(s, p);
 		ahead_reset(s);
@@ -635,11 +641,9 @@ int moment_remove(struct moment_session *s, uint32_t handle)
 static int reload_one(void *arg, const struct path_param *p)
 {
 	struct moment_session *s = arg;
-	uint32_t i;
+	uint32_t i = index_get(&s->names, p->name);
 
-	for (i = 0; i < s->n_params; i++) {
-		if (s->param[i].dead || strcmp(s->param[i].name, p->name) != 0)
-			continue;
+	if (i != INDEX_NONE) {
 		s->param[i].step = p->step;
 		s->param[i].step_moved = false;
 	}

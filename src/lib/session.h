@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <sys/types.h>
 
+#include "lib/index.h"
 #include "lib/path.h"
 #include "lib/temp.h"
 
@@ -81,6 +82,7 @@ struct moment_session {
 	size_t n_listed;
 	struct param *param;
 	uint32_t n_params, cap_params;
+	struct index names; /* of the parameters that are registered: their handles */
 	bool registered; /* once at least: what the backing held has been judged */
 
 	enum step_state state;

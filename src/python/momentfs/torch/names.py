@@ -15,15 +15,21 @@ class Names:
         self._place = {}  # id -> place, of those without a name
         self._warn = warn_unnamed
         self._model = model
+        self._aliases = None  # see _from_model()
 
     def _from_model(self):
-        """Names known to the model, tied tensors under each of theirs."""
-        out = {}
-        if self._model is not None:
-            for prefix, module in self._model.named_modules(remove_duplicate=False):
-                for name, p in module.named_parameters(recurse=False):
-                    out.setdefault(id(p), []).append(f"{prefix}.{name}" if prefix else name)
-        return out
+        """Names known to the model, tied tensors under each of theirs; gathered once a group."""
+        if self._aliases is None:
+            self._aliases = {}
+            if self._model is not None:
+                for prefix, module in self._model.named_modules(remove_duplicate=False):
+                    for name, p in module.named_parameters(recurse=False):
+                        self._aliases.setdefault(id(p), []).append(f"{prefix}.{name}" if prefix else name)
+        return self._aliases
+
+    def look_again(self):
+        """The model may have grown since the last group."""
+        self._aliases = None
 
     def add(self, tensor, name=None):
         """Notes a name; False if the tensor had one, and this is only another (a tied parameter)."""
@@ -60,11 +66,11 @@ class Names:
 
     def forget(self, tensors):
         """As if they had never been added (their group was refused)."""
-        for t in tensors:
-            self._name.pop(id(t), None)
-            self._place.pop(id(t), None)
-            for name in [n for n, other in self._tensor.items() if other is t]:
-                del self._tensor[name]
+        gone = {id(t) for t in tensors}
+        for t in gone:
+            self._name.pop(t, None)
+            self._place.pop(t, None)
+        self._tensor = {name: t for name, t in self._tensor.items() if id(t) not in gone}
 
     def of(self, tensor):
         return self._name[id(tensor)]
@@ -85,6 +91,7 @@ def group_of(names, group):
         params = [params]
     elif isinstance(params, set):
         raise TypeError("a set of parameters has no order: pass a list, or named_parameters()")
+    names.look_again()
     out, new = [], []
     seen = set()
     given_names = group.get("param_names")

@@ -178,8 +178,9 @@ class FileOptimizer(torch.optim.Optimizer):
             raise
         self._register([p for p in group["params"] if p.requires_grad])
 
-    def _group_of(self, p):
-        return next(g for g in self.param_groups if any(q is p for q in g["params"]))
+    def _groups(self):
+        """id of a parameter -> its group."""
+        return {id(p): g for g in self.param_groups for p in g["params"]}
 
     def _arrays(self, p, group):
         arrays = [EXP_AVG, EXP_AVG_SQ]
@@ -192,7 +193,7 @@ class FileOptimizer(torch.optim.Optimizer):
     def _place(self, params, fraction, ram, block, mount):
         """Gives parameters their tier; returns the RAM tier that a session of our own needs to hold the rest."""
         chosen = _lib.offload_select([p.numel() for p in params], fraction, [self._is_ours(p) for p in params])
-        pinned = 0
+        pinned, groups = 0, self._groups()
         for p, nvme in zip(params, chosen):
             if not self._is_ours(p):
                 continue
@@ -204,7 +205,7 @@ class FileOptimizer(torch.optim.Optimizer):
                 while piece < rest:
                     piece *= 2
                 one = size - rest + (0 if not rest else block if piece > block // 4 else piece)
-                pinned += one * len(self._arrays(p, self._group_of(p)))
+                pinned += one * len(self._arrays(p, groups[id(p)]))
         if ram or mount:
             return ram
         # The engine keeps an eighth for small pieces and eight blocks for streaming out of what may be pinned.
@@ -215,9 +216,9 @@ class FileOptimizer(torch.optim.Optimizer):
         params = [p for p in params if p not in self._slots and self._is_ours(p)]
         if not params:
             return
-        entries, slots = [], []
+        entries, slots, groups = [], [], self._groups()
         for p in params:
-            name, group = self._names.of(p), self._group_of(p)
+            name, group = self._names.of(p), groups[id(p)]
             arrays = self._arrays(p, group)
             entries.append(
                 {"name": name, "shape": tuple(p.shape), "arrays": arrays, "tier": self._tiers.get(name, "auto")}
