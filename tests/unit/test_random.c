@@ -23,6 +23,7 @@
 
 #include "engine/engine.h"
 #include "early_write.h"
+#include "marks.h"
 
 #define FILES	 24
 #define MAX_SIZE (700u * 1024)
@@ -622,8 +623,11 @@ static void run(uint64_t s, unsigned long ops)
 	for (int i = 0; i < FILES; i++)
 		live[i].exists = committed[i].exists = false;
 	start();
-	for (op_count = 0; op_count < ops; op_count++)
+	for (op_count = 0; op_count < ops; op_count++) {
 		step();
+		if (op_count % 8 == 0)
+			marks_check(e);
+	}
 	note("end");
 	check_all("at the end");
 	if (bracket) {

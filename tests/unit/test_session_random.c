@@ -8,6 +8,7 @@
  */
 #include <getopt.h>
 
+#include "marks.h"
 #include "session_model.h"
 
 #define BLOCK (64u << 10)
@@ -130,6 +131,7 @@ static void run(uint64_t seed, uint64_t blocks)
 			check_all();
 		else
 			model_act(&m);
+		marks_check(e);
 	}
 	if (m.stepping)
 		model_post_step(&m);
