@@ -137,6 +137,7 @@ static void print(const struct ctl_target *t, struct ctl_json *j)
 	print_step(j);
 	print_commit(j);
 	print_ram(j);
+	printf("memory   %s\n", ctl_json_get(j, "$.mount.memory"));
 	print_drive(j);
 	ctl_json_each(j, "$.sessions", print_session, NULL);
 	if (ctl_json_u64(j, "$.errors.uncured_blocks"))

@@ -8,6 +8,7 @@
  *             waits for the drive: it replies at once from memory, or hands an op to the engine and
  *             the reply is made by the op's callback
  *   interrupt one; looks whether a caller that got a signal is to die (interrupt.c)
+ *   keeper    one; keeps memory ready, so that nobody else asks for any (steady.c)
  *   notify    one; tells the kernel what it holds and is stale (notify.c)
  * The session socket is served by the engine's loop thread (session_socket.c).
  *
@@ -279,6 +280,20 @@ void interrupts_destroy(struct daemon *d);
 /* The request's caller got a signal. Never waits. */
 void interrupts_add(struct interrupts *n, struct request *r);
 bool interrupt_is_fatal(pid_t tid); /* is that thread to die? */
+
+/* Now and then, and after steady_wake(), from steady.c's thread: maps buffers that are waited for,
+ * unmaps those that are not needed any more. */
+void receive_keep(struct daemon *d);
+
+/* ---- steady.c: memory that is there before it is needed ------------------------------------ */
+void steady_begin(void); /* before any other thread */
+/* All other threads are there, and the mount does not serve yet. Starts one that keeps it so; until
+ * steady_stop(), which comes when the connection has ended, and before receive_destroy(). */
+int steady_ready(struct daemon *d);
+void steady_stop(void);
+void steady_wake(void); /* any thread: receive_keep() has something to do */
+/* What could be had of it: "io_flusher: yes; locked: yes". After steady_ready(), any thread. */
+void steady_text(char *buf, size_t len);
 
 /* ---- init_reply.c: after mounting --------------------------------------------------------- */
 int init_reply_hook(struct daemon *d);

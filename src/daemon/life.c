@@ -392,6 +392,7 @@ static int take_down(struct life *l)
 	}
 	if (s)
 		session_socket_farewell(s, res, text);
+	steady_stop();
 	receive_destroy(d);
 	interrupts_destroy(d);
 	notify_destroy(d);
@@ -467,6 +468,11 @@ int life_run(struct daemon *d, const char *backing, int signal_fd, void (*ready)
 	if (status)
 		goto out_down;
 	tune(d);
+	if (steady_ready(d) < 0) {
+		log_error("cannot start the thread that keeps memory ready");
+		status = EXIT_RUNTIME;
+		goto out_down;
+	}
 	ready();
 	systemd_tell("READY=1\nMAINPID=%d\nSTATUS=serving %s", (int)getpid(), d->mountpoint);
 	serve(&l);

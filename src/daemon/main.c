@@ -8,22 +8,16 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/checks.h"
 #include "daemon/daemon.h"
-
-#ifndef PR_SET_IO_FLUSHER
-#define PR_SET_IO_FLUSHER 57
-#endif
 
 /* The write end of the pipe to the waiting parent; -1 in the foreground. */
 static int ready_fd = -1;
@@ -127,19 +121,6 @@ static int block_signals(void)
 	return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-static void set_process(void)
-{
-	/* The budget is for file data: keep what malloc holds back small and in few places. */
-	mallopt(M_ARENA_MAX, 2);
-	mallopt(M_MMAP_THRESHOLD, 256 << 10);
-	mallopt(M_TRIM_THRESHOLD, 1 << 20);
-	/*
-	 * Memory that this process needs to write dirty pages back must not wait for dirty pages to
-	 * be written back. Needs CAP_SYS_RESOURCE; threads inherit it.
-	 */
-	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
-}
-
 int main(int argc, char **argv)
 {
 	struct options o;
@@ -173,7 +154,7 @@ int main(int argc, char **argv)
 		status = EXIT_RUNTIME;
 		goto out_paths;
 	}
-	set_process();
+	steady_begin();
 	d.mountpoint = mountpoint;
 	d.uid = geteuid();
 	d.gid = getegid();

@@ -7,10 +7,13 @@
  * (rx_take) and gives it back when the engine is done with the bytes: no handler ever waits for the
  * drive, and nothing is copied twice.
  *
- * Memory: a buffer holds one request of any size (1 MiB and its header). KEEP of them stay; more
- * are mapped when writes pile up, up to MOST, and unmapped when given back. At MOST a thread waits
- * for a buffer, but only GRACE_MS: then it takes one more, for what it would read may be the very
- * request that lets the writes go on (an interrupt, a step's end).
+ * Memory: a buffer holds one request of any size (1 MiB and its header). One for each thread and
+ * SPARE more are there, and touched, from the start. When writes pile up so that all are in use, a
+ * thread waits for one, but only GRACE_MS: then it asks for one more, for what it would read may be
+ * the very request that lets the writes go on (an interrupt, a step's end). receive_keep(), which
+ * steady.c's thread runs, maps it, and unmaps it when it has been given back.
+ * Mapping may wait for memory, and that for pages that are to be written back: by a request that is
+ * not read yet. So no thread that a request needs does it.
  *
  * Threads: the receive threads run worker(); rx_put() is called from the engine's threads. The lock
  * is a leaf.
@@ -29,8 +32,7 @@
 
 #define RX_HEADER   4096u
 #define RX_SIZE	    (ENGINE_OP_MAX + 4096u)
-#define RX_KEEP	    16u
-#define RX_MOST	    64u
+#define RX_SPARE    14u
 #define RX_GRACE_MS 100
 #define RX_STACK    (256u << 10)
 #define RX_THREADS  8
@@ -49,7 +51,8 @@ struct receive {
 	pthread_mutex_t lock;
 	pthread_cond_t returned;
 	struct rx_buf *free;
-	unsigned int n_free, n_all;
+	unsigned int n_free, n_all, n_keep;
+	unsigned int wanted; /* threads that wait for one more */
 };
 
 /* The buffer of the request whose handler this thread is in; NULL when the handler took it. */
@@ -65,7 +68,13 @@ static struct rx_buf *rx_map(void)
 	void *p = mmap(NULL, RX_HEADER + RX_SIZE, PROT_READ | PROT_WRITE,
 		       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	return p == MAP_FAILED ? NULL : p;
+	if (p == MAP_FAILED)
+		return NULL;
+	/* Touched here: read(2) would wait for memory with the lock of the address space. Not by
+	 * MAP_POPULATE, which leaves out what mlockall() wants locked when it is touched. */
+	for (size_t at = 0; at < RX_HEADER + RX_SIZE; at += 4096)
+		*(volatile char *)((char *)p + at) = 0;
+	return p;
 }
 
 static void rx_unmap(struct rx_buf *b)
@@ -75,8 +84,8 @@ static void rx_unmap(struct rx_buf *b)
 
 static struct rx_buf *rx_get(struct receive *rx)
 {
-	struct rx_buf *b = NULL;
 	struct timespec until;
+	struct rx_buf *b;
 	bool late = false;
 
 	clock_gettime(CLOCK_MONOTONIC, &until);
@@ -86,25 +95,20 @@ static struct rx_buf *rx_get(struct receive *rx)
 		until.tv_nsec -= 1000000000L;
 	}
 	pthread_mutex_lock(&rx->lock);
-	while (!b) {
-		if (rx->free) {
-			b = rx->free;
-			rx->free = b->next;
-			rx->n_free--;
-		} else if (rx->n_all < RX_MOST || late) {
-			b = rx_map();
-			if (b) {
-				rx->n_all++;
-			} else {
-				/* No memory for one more: those in use come back. */
-				late = false;
-				pthread_cond_wait(&rx->returned, &rx->lock);
-			}
+	while (!rx->free) {
+		if (late) {
+			rx->wanted++;
+			steady_wake();
+			pthread_cond_wait(&rx->returned, &rx->lock);
+			rx->wanted--;
 		} else {
 			late = pthread_cond_timedwait(&rx->returned, &rx->lock, &until) ==
 			       ETIMEDOUT;
 		}
 	}
+	b = rx->free;
+	rx->free = b->next;
+	rx->n_free--;
 	pthread_mutex_unlock(&rx->lock);
 	return b;
 }
@@ -139,23 +143,48 @@ bool rx_kills_setid(void)
 
 void rx_put(struct receive *rx, struct rx_buf *b)
 {
-	bool drop;
-
 	if (!b)
 		return;
 	pthread_mutex_lock(&rx->lock);
-	drop = rx->n_all > RX_KEEP;
-	if (drop) {
-		rx->n_all--;
-	} else {
-		b->next = rx->free;
-		rx->free = b;
-		rx->n_free++;
-	}
+	b->next = rx->free;
+	rx->free = b;
+	rx->n_free++;
 	pthread_cond_signal(&rx->returned);
 	pthread_mutex_unlock(&rx->lock);
-	if (drop)
-		rx_unmap(b);
+}
+
+void receive_keep(struct daemon *d)
+{
+	struct receive *rx = d->receive;
+	struct rx_buf *b;
+	bool more;
+
+	pthread_mutex_lock(&rx->lock);
+	more = rx->wanted > rx->n_free;
+	rx->n_all += more;
+	pthread_mutex_unlock(&rx->lock);
+	if (more) {
+		b = rx_map();
+		if (b)
+			rx_put(rx, b);
+		pthread_mutex_lock(&rx->lock);
+		rx->n_all -= !b; /* those in use come back */
+		pthread_mutex_unlock(&rx->lock);
+		return;
+	}
+	do {
+		b = NULL;
+		pthread_mutex_lock(&rx->lock);
+		if (rx->n_all > rx->n_keep && rx->n_free) {
+			b = rx->free;
+			rx->free = b->next;
+			rx->n_free--;
+			rx->n_all--;
+		}
+		pthread_mutex_unlock(&rx->lock);
+		if (b)
+			rx_unmap(b);
+	} while (b);
 }
 
 /* One request, or the end: false. */
@@ -229,6 +258,15 @@ int receive_start(struct daemon *d)
 	sigaction(SIGUSR1, &sa, NULL);
 	n = cpus_available();
 	n = n < 2 ? 2 : n > RX_THREADS ? RX_THREADS : n;
+	rx->n_keep = n + RX_SPARE;
+	while (rx->n_all < rx->n_keep) {
+		struct rx_buf *b = rx_map();
+
+		if (!b)
+			return -ENOMEM;
+		rx->n_all++;
+		rx_put(rx, b);
+	}
 	pthread_attr_init(&ta);
 	pthread_attr_setstacksize(&ta, RX_STACK);
 	/* Counted before it runs: the one that ends last raises EVENT_ENDED. */

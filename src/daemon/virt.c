@@ -131,8 +131,9 @@ static void put_json(FILE *f, const char *s)
 static void put_mount(FILE *f, struct daemon *d)
 {
 	struct control_state c;
-	char *path = NULL;
+	char *path = NULL, memory[256];
 
+	steady_text(memory, sizeof(memory));
 	pthread_mutex_lock(&d->lock);
 	c = d->control;
 	pthread_mutex_unlock(&d->lock);
@@ -146,9 +147,9 @@ static void put_mount(FILE *f, struct daemon *d)
 		fputs("null", f);
 	free(path);
 	fprintf(f,
-		", \"sessions\": %u, \"handles\": %u, \"writers\": %u, \"detaching\": %s, "
+		", \"memory\": \"%s\", \"sessions\": %u, \"handles\": %u, \"writers\": %u, \"detaching\": %s, "
 		"\"control\": {\"command\": ",
-		session_socket_sessions(d->socket), atomic_load(&d->handles),
+		memory, session_socket_sessions(d->socket), atomic_load(&d->handles),
 		ns_open_writers_total(d->ns), atomic_load(&d->detaching) ? "true" : "false");
 	put_json(f, c.command);
 	fprintf(f, ", \"running\": %s, \"result\": %d, \"message\": ", c.running ? "true" : "false",

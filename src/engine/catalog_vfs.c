@@ -89,7 +89,7 @@ const char *cat_vfs(void)
 int cat_check_files(int dirfd, const char *dir, bool readonly, char *err, size_t errlen)
 {
 	static const char *const names[] = {
-		CATALOG_FILE,	   CATALOG_FILE "-wal", CATALOG_FILE "-shm", CATALOG_FILE "-journal",
+		CATALOG_FILE,	 CATALOG_FILE "-wal", CATALOG_FILE "-shm", CATALOG_FILE "-journal",
 		CATALOG_BALLAST,
 	};
 

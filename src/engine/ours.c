@@ -39,7 +39,7 @@ static bool is_private_group(uid_t uid, gid_t gid)
 	}
 	private = pw.pw_gid == gid && !strcmp(gr.gr_name, pw.pw_name);
 	for (char **m = gr.gr_mem; private && *m; m++)
-		private = !strcmp(*m, pw.pw_name);
+	private = !strcmp(*m, pw.pw_name);
 	free(buf);
 	return private;
 }
@@ -150,7 +150,8 @@ int ours_open(int dirfd, const char *name, int flags, const char **why)
 	if (!r && flags & O_TRUNC && ftruncate(fd, 0))
 		r = -errno;
 	/* The io of the pool is to wait. */
-	if (!r && !(flags & O_NONBLOCK) && fcntl(fd, F_SETFL, flags & ~(O_CREAT | O_EXCL | O_TRUNC)))
+	if (!r && !(flags & O_NONBLOCK) &&
+	    fcntl(fd, F_SETFL, flags & ~(O_CREAT | O_EXCL | O_TRUNC)))
 		r = -errno;
 	if (r) {
 		close(fd);
