@@ -127,6 +127,18 @@ static void print_error(void *arg, const char *value)
 	ctl_json_close(j);
 }
 
+/* Of what takes its time only. */
+static void print_oldest(struct ctl_json *j)
+{
+	double seconds = strtod(ctl_json_get(j, "$.oldest_request.seconds"), NULL);
+
+	if (seconds < 1)
+		return;
+	printf("waits    %s", ctl_json_get(j, "$.oldest_request.kind"));
+	printf(" (%s): %.0f s, for ", ctl_json_get(j, "$.oldest_request.file"), seconds);
+	printf("%s\n", ctl_json_get(j, "$.oldest_request.waits_for"));
+}
+
 static void print(const struct ctl_target *t, struct ctl_json *j)
 {
 	printf("mount    %s of %s (pid %s%s)\n", t->mount, t->backing,
@@ -140,6 +152,7 @@ static void print(const struct ctl_target *t, struct ctl_json *j)
 	printf("memory   %s\n", ctl_json_get(j, "$.mount.memory"));
 	print_drive(j);
 	ctl_json_each(j, "$.sessions", print_session, NULL);
+	print_oldest(j);
 	if (ctl_json_u64(j, "$.errors.uncured_blocks"))
 		printf("error    %s blocks could not be written and are kept in RAM\n",
 		       ctl_json_get(j, "$.errors.uncured_blocks"));

@@ -533,6 +533,7 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
 	list_init(&e->parked);
 	list_init(&e->after);
 	list_init(&e->runs);
+	list_init(&e->watch.link);
 	list_init(&e->patience);
 	list_init(&e->patience_timer.link);
 	list_init(&e->loaded);

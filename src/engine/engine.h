@@ -166,7 +166,7 @@ struct engine_op {
 	struct iovec iov[ENGINE_OP_SEGS];
 	/* the engine's: */
 	struct engine *e;
-	uint64_t id;
+	uint64_t id, start_ns;
 	struct loop_task task;
 	struct list link;
 	void *run; /* what the loop thread keeps for it */

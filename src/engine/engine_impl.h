@@ -71,6 +71,8 @@ struct engine {
 	struct list parked;    /* ops that came while reverting */
 	struct list after;     /* waiters for its end */
 	struct list runs;      /* ops under way */
+	struct loop_timer watch; /* oldest.c */
+	uint64_t watched;	 /* number of the op of which it was said that it waits */
 	struct list patience;  /* who waits for blocks that a session may keep */
 	struct loop_timer patience_timer;
 	unsigned int promises; /* WRITEs whose last bytes are still being copied */
@@ -124,6 +126,10 @@ void patience_end(struct patience *p);
 
 /* status.c */
 void status_string(FILE *f, const char *s); /* as a JSON string */
+
+/* oldest.c: the request that waits longest */
+void oldest_status(struct engine *e, FILE *f);
+void oldest_watch(struct engine *e); /* there is one */
 
 /* scrub.c */
 void scrub_start(struct engine *e, struct engine_op *op);

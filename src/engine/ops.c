@@ -36,6 +36,7 @@ struct op_run *run_new(struct engine *e, struct engine_op *op, unsigned int n)
 	list_init(&r->cw.link);
 	list_init(&r->patience.link);
 	list_push_back(&e->runs, &r->link);
+	oldest_watch(e);
 	if (op)
 		op->run = r;
 	return r;
@@ -810,6 +811,7 @@ void engine_submit(struct engine *e, struct engine_op *op)
 {
 	op->id = atomic_fetch_add(&e->next_id, 1) + 1;
 	op->e = e;
+	op->start_ns = loop_now_ns();
 	op->run = NULL;
 	op->text = NULL;
 	op->task.run = op_start;

@@ -194,6 +194,8 @@ static void collect(void *arg)
 		"\"damaged\":%llu,\"finished\":%.3f},",
 		e->scrub.running ? "true" : "false", U(e->scrub.done), U(e->scrub.total),
 		U(e->scrub.extents), U(e->scrub.damaged), (double)e->scrub.finished_ns / 1e9);
+	oldest_status(e, f);
+	fputc(',', f);
 	put_errors(e, f);
 	fputc('}', f);
 }

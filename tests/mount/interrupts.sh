@@ -71,6 +71,8 @@ for how in "USR1 TERM" "KILL" "USR1 KILL"; do
 	retry 5 test -e "$tmp/go" || fail "the program did not start"
 	in_fsync() { [ "$(cut -d ' ' -f 1 "/proc/$pid/syscall" 2>/dev/null)" = 74 ]; }
 	[ "$(uname -m)" != x86_64 ] || retry 5 in_fsync || fail "no fsync is under way"
+	assert_eq "$(status_of "$mnt" oldest_request.kind), $(status_of "$mnt" oldest_request.file), $(status_of "$mnt" oldest_request.waits_for)" \
+		"fsync, wait, a commit" "the request that waits longest"
 	for signal in $how; do
 		[ "$signal" = USR1 ] || sleep 0.3
 		kill "-$signal" "$pid"
