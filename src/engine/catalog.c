@@ -380,7 +380,7 @@ int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *er
 		if (!res)
 			res = use_wal(c->db);
 		if (!res)
-			res = cat_exec(c->db, "PRAGMA journal_size_limit = 8388608;");
+			res = cat_exec(c->db, "PRAGMA journal_size_limit = " STR(CATALOG_WAL_LIMIT) ";");
 		if (!res)
 			res = cat_prepare(c);
 		if (!res) {

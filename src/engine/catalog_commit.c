@@ -526,6 +526,19 @@ static void set_uncertain(struct catalog *c, bool uncertain)
 	pthread_mutex_unlock(&c->lock);
 }
 
+/* With the ballast, if need be. */
+static int settle(struct catalog *c)
+{
+	int res = cat_settle(c->db);
+
+	if (res == -ENOSPC && cat_ballast_drop(c))
+		res = cat_settle(c->db);
+	c->unsettled = res < 0;
+	if (!res)
+		set_uncertain(c, false);
+	return res;
+}
+
 int catalog_commit(struct catalog *c, struct catalog_txn *t)
 {
 	bool tried = false;
@@ -534,20 +547,26 @@ int catalog_commit(struct catalog *c, struct catalog_txn *t)
 	if (res < 0)
 		return res;
 	if (c->unsettled) {
-		res = cat_settle(c->db);
-		if (res == -ENOSPC && cat_ballast_drop(c))
-			res = cat_settle(c->db);
+		res = settle(c);
 		if (res < 0)
 			return res;
-		c->unsettled = false;
-		set_uncertain(c, false);
 	}
 	res = write_txn(c, t, &tried);
-	if (res == -ENOSPC && cat_ballast_drop(c))
-		res = write_txn(c, t, &tried);
+	/* Where there is no space the WAL has room at its start, once its content is in the database; and
+	 * what the ballast gave. */
+	if (res == -ENOSPC) {
+		int settled = settle(c);
+
+		if (settled == 0 || settled == -ENOSPC)
+			res = write_txn(c, t, &tried);
+		if (res == -ENOSPC && cat_ballast_drop(c))
+			res = write_txn(c, t, &tried);
+		if (!res)
+			c->unsettled = false; /* a database that cannot grow can wait */
+	}
 	if (res < 0 && tried) {
-		c->unsettled = cat_settle(c->db) < 0;
-		set_uncertain(c, c->unsettled);
+		set_uncertain(c, true);
+		settle(c);
 	}
 	if (res < 0 || c->making)
 		return res;

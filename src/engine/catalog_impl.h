@@ -19,11 +19,13 @@
 #include "engine/u64map.h"
 
 #define CATALOG_FILE	"catalog.sqlite"
+#define CATALOG_WAL	"catalog.sqlite-wal"
 #define CATALOG_TMP	"catalog.sqlite.new" /* being created; renamed when complete */
 #define CATALOG_BALLAST "ballast"
 #define CATALOG_APP_ID	0x6d6d6673 /* "mmfs" */
 #define CATALOG_VERSION 1
 #define CATALOG_PAGE	4096u
+#define CATALOG_WAL_LIMIT 8388608 /* bytes: what is longer is cut to that when it is written anew */
 #define CATALOG_WAL_MAX 1024u /* pages in the WAL after which a commit ends in a checkpoint */
 
 /* What is known of a row that is in the database. */
@@ -67,7 +69,8 @@ struct catalog {
 	struct u64map rows; /* number -> struct cat_row, as committed */
 	bool in_txn;
 	unsigned int wal_pages;
-	uint64_t ballast; /* bytes */
+	uint64_t ballast;  /* bytes */
+	uint64_t wal_room; /* bytes from the WAL's start that are its own, written or not */
 	bool uncertain;	  /* the last commit failed and may yet come back after a crash */
 	bool unsettled;	  /* the WAL is to be emptied before the next commit; work thread */
 	bool making;	  /* in catalog.c's create(): no ballast, no checkpoint yet */

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The host's disk is filled by others in every phase of a training, on ext4, xfs and btrfs (cases A2, A3): before
 # the first start, between runs, while steps and commits are under way. Registering needs space and says so; what
-# is registered goes on, or (where the file system cannot reserve) fails with ENOSPC; never a wrong byte, never a
+# is registered goes on, even beside a program that takes whatever gets free; or (where the file system cannot reserve) fails with ENOSPC; never a wrong byte, never a
 # signal, and when there is space again it goes on from a whole step. The same through mappings of the mounted files,
 # by libmoment and by NumPy (ext4).
 #	disk_full.sh [FS]...
@@ -104,6 +104,20 @@ for fs; do
 		free
 	done
 	run 0 200
+
+	touch "$tmp/greedy" # somebody takes whatever gets free, at once, while the catalog's log grows and is emptied
+	(
+		sleep 0.2
+		while [ -e "$tmp/greedy" ]; do
+			dd if=/dev/zero of="$disk/filler9" bs=4K oflag=append conv=notrunc status=none 2>/dev/null || true
+		done
+	) &
+	filler=$!
+	case $fs in btrfs) run any 400 ;; *) run 0 400 ;; esac
+	rm "$tmp/greedy"
+	wait "$filler"
+	free
+	run 0 420
 	umount "$disk"
 done
 [ -n "$ran" ] || skip "no file system could be made and mounted"

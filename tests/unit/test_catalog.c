@@ -723,6 +723,42 @@ static void the_ballast_saves_a_commit(void **state)
 	assert_same_dump(before, dump(fx));
 }
 
+static uint64_t allocated(struct fixture *fx, const char *name)
+{
+	char path[128];
+	struct stat st;
+
+	snprintf(path, sizeof(path), "%s/%s", fx->dir, name);
+	return stat(path, &st) ? 0 : (uint64_t)st.st_blocks * 512;
+}
+
+/* What the WAL has is its own: neither a commit nor a failed one gives it back to other programs. */
+static void the_wal_keeps_its_room(void **state)
+{
+	struct fixture *fx = *state;
+	char name[32];
+
+	assert_true(allocated(fx, "catalog.sqlite-wal") >= 1 << 20);
+	for (int i = 0; i < 300; i++) {
+		snprintf(name, sizeof(name), "f%d", i);
+		mkfile(fx, NS_ROOT, name);
+		assert_int_equal(fx_commit(fx, 0), 0);
+		assert_true(allocated(fx, "catalog.sqlite-wal") >= 1 << 20);
+	}
+	set_faults("write.error=ENOSPC:1");
+	mkfile(fx, NS_ROOT, "g");
+	assert_int_equal(fx_commit(fx, 0), -ENOSPC);
+	set_faults("");
+	assert_true(allocated(fx, "catalog.sqlite-wal") >= 1 << 20);
+	assert_int_equal(fx_commit(fx, 0), 0);
+	set_faults("sync.error=EIO:1");
+	mkfile(fx, NS_ROOT, "h");
+	assert_int_equal(fx_commit(fx, 0), -EIO);
+	set_faults("");
+	assert_int_equal(fx_commit(fx, 0), 0);
+	assert_true(allocated(fx, "catalog.sqlite-wal") >= 1 << 20);
+}
+
 static void the_true_error_is_told(void **state)
 {
 	struct fixture *fx = *state;
@@ -929,6 +965,7 @@ int main(int argc, char **argv)
 		test_fault(power_cuts_leave_a_whole_commit),
 		test(commits_beside_busy_threads),
 		test_fault(the_ballast_saves_a_commit),
+		test_fault(the_wal_keeps_its_room),
 		test_fault(the_true_error_is_told),
 		test_fault(a_failed_commit_does_not_come_back_unsaid),
 		test_fault(a_commit_after_failed_syncs_is_durable),
