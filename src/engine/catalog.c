@@ -413,10 +413,17 @@ void cat_rows_free(struct u64map *rows)
 
 void catalog_close(struct catalog *c)
 {
+	uint64_t wal = 0;
+	struct stat st;
+
 	if (!c)
 		return;
 	cat_finalize(c);
+	if (c->db && !c->readonly && fstatat(c->dirfd, CATALOG_WAL, &st, AT_SYMLINK_NOFOLLOW) == 0)
+		wal = (uint64_t)st.st_blocks * 512;
 	sqlite3_close(c->db); /* the last connection: checkpoints and removes the WAL */
+	if (wal)
+		cat_ballast_keep(c, wal);
 	cat_rows_free(&c->rows);
 	ns_delete(c->ns);
 	if (c->dirfd >= 0)

@@ -7,7 +7,8 @@
  * - room in the WAL, for a commit of all rows: blocks of the file behind its end. A commit that finds
  *   no space empties the WAL into the database and writes it from its start, where nobody else can have
  *   taken the room; so this is what a commit on a full disk lives on, and 256 KiB of it are taken also
- *   where little is free. It goes when the file goes, at unmounting;
+ *   where little is free. It goes when the file goes, at unmounting, and becomes ballast then if there
+ *   is not enough of that;
  * - the ballast, a file of preallocated zeros, a quarter of the catalog, for what needs new blocks all
  *   the same: a database that grows, a WAL where there was no room when it was made. It is removed, and
  *   whoever is quickest has its space: another program that is writing just then may be.
@@ -69,24 +70,19 @@ static void wal_room(struct catalog *c, uint64_t most)
 	close(fd);
 }
 
-void cat_ballast_restore(struct catalog *c)
+/* The ballast gets the size it should have, or `most` bytes more than it has. */
+static void ballast(struct catalog *c, uint64_t most)
 {
-	uint64_t have = file_size(c->dirfd, CATALOG_BALLAST), room = host_free(c);
+	uint64_t have = file_size(c->dirfd, CATALOG_BALLAST);
 	uint64_t want = whole_mib(
 		(file_size(c->dirfd, CATALOG_FILE) + file_size(c->dirfd, CATALOG_WAL)) / 4);
 	int fd;
 
-	wal_room(c, c->wal_room < WAL_ROOM_MIN
-			    ? max_u64(room / BALLAST_SHARE, min_u64(room / 2, WAL_ROOM_MIN))
-			    : room / BALLAST_SHARE);
+	if (have < want)
+		want = min_u64(want, have + most) / MOMENT_UNIT * MOMENT_UNIT;
 	if (have >= want) {
 		if (have != c->ballast)
 			set_ballast(c, have);
-		return;
-	}
-	want = min_u64(want, have + room / BALLAST_SHARE) / MOMENT_UNIT * MOMENT_UNIT;
-	if (want <= have) {
-		set_ballast(c, have);
 		return;
 	}
 	fd = ours_open(c->dirfd, CATALOG_BALLAST, O_WRONLY | O_CREAT, NULL);
@@ -96,6 +92,23 @@ void cat_ballast_restore(struct catalog *c)
 		want = ftruncate(fd, (off_t)have) < 0 ? 0 : have;
 	close(fd);
 	set_ballast(c, want);
+}
+
+void cat_ballast_restore(struct catalog *c)
+{
+	uint64_t room = host_free(c);
+
+	wal_room(c, c->wal_room < WAL_ROOM_MIN
+			    ? max_u64(room / BALLAST_SHARE, min_u64(room / 2, WAL_ROOM_MIN))
+			    : room / BALLAST_SHARE);
+	ballast(c, room / BALLAST_SHARE);
+}
+
+void cat_ballast_keep(struct catalog *c, uint64_t freed)
+{
+	uint64_t room = host_free(c);
+
+	ballast(c, max_u64(room / BALLAST_SHARE, min_u64(room, freed)));
 }
 
 bool cat_ballast_drop(struct catalog *c)

@@ -187,6 +187,8 @@ int cat_settle(sqlite3 *db);
 
 void cat_ballast_restore(struct catalog *c); /* makes it as large as it should be, if there is room
 					      */
+/* The WAL has gone, with `freed` bytes. */
+void cat_ballast_keep(struct catalog *c, uint64_t freed);
 bool cat_ballast_drop(struct catalog *c);    /* true: something was freed */
 
 #endif
