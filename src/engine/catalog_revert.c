@@ -2,8 +2,9 @@
 /*
  * catalog_revert.c - back to what was committed: single inodes, or the whole tree.
  *
- * What the database says is checked again, also against what is known of the rows in RAM. Work
- * thread, with no transaction open.
+ * What the database says is checked again, also against what is known of the rows in RAM. All of it is
+ * read, and its maps handed over, before the first inode is changed: a catalog that cannot be read
+ * leaves names and attributes as they belong to the data. Work thread, with no transaction open.
  */
 #include "engine/catalog_impl.h"
 
@@ -12,39 +13,84 @@
 
 typedef int map_fn(void *arg, uint64_t ino, uint64_t size, const struct extent *map, uint32_t n);
 
-static int revert_one(struct catalog *c, uint64_t ino, map_fn *on_map, void *arg)
+/* An inode and what was committed of it. */
+struct back {
+	uint64_t ino;
+	bool known; /* has a row; else it goes back to what it was when it was made: zeros, no step */
+	struct cat_rec rec;
+	struct ns_xattr *xattrs;
+};
+
+static int back_read(struct catalog *c, struct back *b, map_fn *on_map, void *arg)
 {
-	static const struct ns_moment step = {"user.moment.step", "0", 1};
-	const struct cat_row *known = u64map_get(&c->rows, ino);
-	struct cat_rec rec = {0};
+	const struct cat_row *known = u64map_get(&c->rows, b->ino);
 	struct ns_inode *i;
 	uint64_t size = 0;
-	bool file;
+	bool file = false;
 	int res = 0;
 
+	b->known = known;
 	if (known) {
-		res = cat_load_one(c, ino, &rec);
-		if (res == -ENOENT || (!res && cat_hash_row(&rec.hashes) != cat_hash_row(known)))
+		res = cat_load_one(c, b->ino, &b->rec);
+		if (res == -ENOENT || (!res && cat_hash_row(&b->rec.hashes) != cat_hash_row(known)))
 			res = -EUCLEAN;
+		if (!res)
+			res = ns_xattrs_unpack(b->rec.row.xattrs, b->rec.row.xattrs_len, &b->xattrs);
 		if (res < 0)
-			goto out_fini;
+			return res;
 	}
 	pthread_mutex_lock(&c->ns->lock);
-	i = ns_find_locked(c->ns, ino);
-	if (!i)
-		res = -ESTALE;
-	else if (known)
-		res = ns_row_put_locked(c->ns, i, &rec.row);
-	file = i && !ns_is_dir(i) && !(i->flags & NS_GENERATED);
-	size = i ? i->size : 0;
+	i = ns_find_locked(c->ns, b->ino);
+	if (i) {
+		file = !ns_is_dir(i) && !(i->flags & NS_GENERATED);
+		size = known ? b->rec.row.size : i->size;
+	}
 	pthread_mutex_unlock(&c->ns->lock);
-	/* Never committed: back to what it was when it was made, zeros and no step. */
-	if (!res && !known && ns_getxattr(c->ns, ino, step.name, NULL, 0) >= 0)
-		res = ns_set_moment(c->ns, ino, &step, 1);
-	if (!res && file && on_map)
-		res = on_map(arg, ino, size, rec.map, rec.n_map);
-out_fini:
-	cat_rec_fini(&rec);
+	if (!i)
+		return -ESTALE;
+	return file && on_map ? on_map(arg, b->ino, size, b->rec.map, b->rec.n_map) : 0;
+}
+
+static int back_put(struct catalog *c, struct back *b)
+{
+	static const struct ns_moment step = {"user.moment.step", "0", 1};
+	struct ns_inode *i;
+
+	if (!b->known)
+		return ns_getxattr(c->ns, b->ino, step.name, NULL, 0) >= 0
+			       ? ns_set_moment(c->ns, b->ino, &step, 1)
+			       : 0;
+	pthread_mutex_lock(&c->ns->lock);
+	i = ns_find_locked(c->ns, b->ino);
+	if (i) {
+		ns_row_put_locked(c->ns, i, &b->rec.row, b->xattrs);
+		b->xattrs = NULL;
+	}
+	pthread_mutex_unlock(&c->ns->lock);
+	return 0;
+}
+
+static int revert_some(struct catalog *c, const uint64_t *inos, size_t n, map_fn *on_map, void *arg)
+{
+	struct back *b = calloc(n ? n : 1, sizeof(*b));
+	int res = b ? 0 : -ENOMEM;
+
+	for (size_t k = 0; !res && k < n; k++) {
+		b[k].ino = inos[k];
+		res = back_read(c, &b[k], on_map, arg);
+	}
+	/* Those that may fail for memory come first. */
+	for (int known = 0; known < 2; known++) {
+		for (size_t k = 0; !res && k < n; k++) {
+			if (b[k].known == known)
+				res = back_put(c, &b[k]);
+		}
+	}
+	for (size_t k = 0; b && k < n; k++) {
+		ns_xattrs_free(b[k].xattrs);
+		cat_rec_fini(&b[k].rec);
+	}
+	free(b);
 	return res;
 }
 
@@ -68,16 +114,16 @@ static int revert_all(struct catalog *c, map_fn *on_map, void *arg)
 		return res;
 	if (cat_hash_meta(&img.meta) != cat_hash_meta(&c->meta))
 		res = -EUCLEAN;
-	if (!res)
-		res = cat_install(c, &img, &gone, &n_gone);
-	for (size_t g = 0; !res && g < n_gone; g++)
-		ns_gone(c->ns, gone[g]);
 	for (size_t r = 0; !res && on_map && r < img.n; r++) {
 		const struct ns_row *row = &img.recs[r].row;
 
 		if (S_ISREG(row->mode) && !(row->flags & NS_GENERATED))
 			res = on_map(arg, row->ino, row->size, img.recs[r].map, img.recs[r].n_map);
 	}
+	if (!res)
+		res = cat_install(c, &img, &gone, &n_gone);
+	for (size_t g = 0; !res && g < n_gone; g++)
+		ns_gone(c->ns, gone[g]);
 	free(gone);
 	cat_image_fini(&img);
 	return res;
@@ -88,15 +134,9 @@ int catalog_revert(struct catalog *c, const uint64_t *inos, size_t n,
 				 uint32_t n_map),
 		   void *arg)
 {
-	int res = 0;
-
 	if (c->readonly)
 		return -EROFS;
 	if (c->in_txn)
 		return -EBUSY;
-	if (!inos)
-		return revert_all(c, on_map, arg);
-	for (size_t k = 0; !res && k < n; k++)
-		res = revert_one(c, inos[k], on_map, arg);
-	return res;
+	return inos ? revert_some(c, inos, n, on_map, arg) : revert_all(c, on_map, arg);
 }

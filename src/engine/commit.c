@@ -46,6 +46,8 @@ struct commit {
 	uint64_t boundary;
 	uint64_t committed;
 	uint64_t last_full_ns;
+	int refused; /* commit_refuse() */
+	const char *refused_what;
 	struct commit_info info;
 };
 
@@ -433,6 +435,11 @@ void commit_start(struct cache *c)
 		tell(&m->waiting, 0);
 		return;
 	}
+	if (m->refused) {
+		commit_info_failed(&m->info, c->ns, m->refused, true, 0, m->refused_what);
+		tell(&m->waiting, m->refused);
+		return;
+	}
 	held = !list_empty(&c->held);
 	m->step = held || m->boundary == NONE ? m->committed : m->boundary;
 	m->full = !held;
@@ -535,6 +542,15 @@ void commit_stop(struct cache *c)
 {
 	loop_timer_clear(c->loop, &c->commit->timer);
 	c->commit->blocked++;
+}
+
+void commit_refuse(struct cache *c, int res, const char *what)
+{
+	struct commit *m = c->commit;
+
+	m->refused = res;
+	m->refused_what = what;
+	commit_info_failed(&m->info, c->ns, res, true, 0, what);
 }
 
 void commit_maybe(struct cache *c)

@@ -74,6 +74,8 @@ void commit_unblock(struct cache *c);
 bool commit_blocked(const struct cache *c);
 void commit_timer_start(struct cache *c);
 void commit_stop(struct cache *c); /* no commit starts any more */
+/* Every commit from now on fails at once: what is in memory is not what it should be. `what`: static. */
+void commit_refuse(struct cache *c, int res, const char *what);
 /*
  * Steps must not go on: the last commit failed for a cause that waiting does not cure, or
  * COMMIT_PATIENCE in a row have failed, over commit=SECONDS at least (a full disk, a sick drive). Who

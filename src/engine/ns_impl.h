@@ -167,8 +167,10 @@ int ns_meta_render_locked(const struct ns_inode *dir, char **out, size_t *len);
 /* ns_row.c: to and from rows */
 int ns_row_get_locked(const struct ns_inode *i, struct ns_row *row);
 void ns_row_fini(struct ns_row *row);
-/* Sets attributes and extended attributes (not the name) as the row has them. */
-int ns_row_put_locked(struct ns *ns, struct ns_inode *i, const struct ns_row *row);
+/* Sets attributes (not the name) as the row has them, and extended attributes, which become the
+ * inode's: what ns_xattrs_unpack() made of the row's. Cannot fail. */
+void ns_row_put_locked(struct ns *ns, struct ns_inode *i, const struct ns_row *row,
+		       struct ns_xattr *xattrs);
 /*
  * Replaces the whole tree by `rows`, which were checked: unique numbers and names, every parent a
  * directory among them, one root. Inodes that exist keep their references; those that are not in

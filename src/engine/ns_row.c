@@ -41,13 +41,8 @@ int ns_row_get_locked(const struct ns_inode *i, struct ns_row *row)
 }
 
 /* Everything but name and size, which the counts of a linked inode depend on. */
-static int put_attrs(struct ns_inode *i, const struct ns_row *row)
+static void put_attrs(struct ns_inode *i, const struct ns_row *row, struct ns_xattr *xattrs)
 {
-	struct ns_xattr *xattrs;
-	int res = ns_xattrs_unpack(row->xattrs, row->xattrs_len, &xattrs);
-
-	if (res < 0)
-		return res;
 	ns_xattrs_free(i->xattrs);
 	i->xattrs = xattrs;
 	i->mode = row->mode;
@@ -56,20 +51,16 @@ static int put_attrs(struct ns_inode *i, const struct ns_row *row)
 	i->flags = (i->flags & ~NS_STORED_FLAGS) | (row->flags & NS_STORED_FLAGS);
 	i->mtime = row->mtime;
 	i->ctime = row->ctime;
-	return 0;
 }
 
-int ns_row_put_locked(struct ns *ns, struct ns_inode *i, const struct ns_row *row)
+void ns_row_put_locked(struct ns *ns, struct ns_inode *i, const struct ns_row *row,
+		       struct ns_xattr *xattrs)
 {
-	int res = put_attrs(i, row);
-
-	if (res < 0)
-		return res;
+	put_attrs(i, row, xattrs);
 	if (i->linked && !ns_is_dir(i))
 		ns->counts.bytes += row->size - i->size;
 	i->size = row->size;
 	ns_stale_locked(ns, i, NS_STALE_ATTR);
-	return 0;
 }
 
 /* A tree made of rows, with nothing shared with any other. NULL: no memory. */
@@ -84,6 +75,7 @@ static struct ns *build(const struct ns_row *rows, size_t n, uint64_t first_cook
 		goto out_delete;
 	for (size_t r = 0; r < n; r++) {
 		struct ns_inode *i = ns->root;
+		struct ns_xattr *xattrs;
 
 		if (rows[r].ino != NS_ROOT) {
 			i = ns_inode_new(rows[r].ino, rows[r].mode);
@@ -92,8 +84,9 @@ static struct ns *build(const struct ns_row *rows, size_t n, uint64_t first_cook
 				goto out_delete;
 			}
 		}
-		if (put_attrs(i, &rows[r]) < 0)
+		if (ns_xattrs_unpack(rows[r].xattrs, rows[r].xattrs_len, &xattrs) < 0)
 			goto out_delete;
+		put_attrs(i, &rows[r], xattrs);
 		i->size = rows[r].size;
 		i->maybe_stored = true;
 	}

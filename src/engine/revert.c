@@ -94,9 +94,15 @@ static void revert_load(struct revert *r)
 		struct map_copy *m = list_first(&r->maps, struct map_copy, link);
 		/* Without a map, one that nobody has used needs no structure. */
 		struct file *f = m->n ? file_get(c, m->ino) : file_find(c, m->ino);
+		struct ns_attr a;
 
 		list_remove(&m->link);
+		if (ns_getattr(c->ns, m->ino, &a))
+			a = (struct ns_attr){0};
+		if (!f && m->n && a.nlink && !r->res)
+			r->res = -ENOMEM;
 		if (f && !r->res) {
+			f->generated = a.flags & NS_GENERATED;
 			f->size = m->size;
 			r->res = file_load_map(c, f, m->map, m->n, ci.seq);
 			file_publish(c, f, false);
@@ -127,10 +133,13 @@ static void revert_load(struct revert *r)
 		commit_unblock(c);
 	}
 	commit_set_boundary(c, ci.step);
-	if (r->res)
+	if (r->res) { /* what could not be loaded reads as zeros, which must never be stored */
 		engine_log(e, ENGINE_LOG_ERROR,
 			   "going back to the last commit: %s; unmount and mount again",
 			   strerror(-r->res));
+		commit_refuse(c, r->res,
+			      "a rollback could not load what is stored: mount again");
+	}
 	e->reverting = false;
 	commit_unblock(c);
 	ops_unpark(e);

@@ -641,6 +641,65 @@ static void test_rollback_fails(void **state)
 	assert_int_equal(byte_at("a/exp_avg", 50), 1);
 }
 
+/* Nor does one that has read a part of it: attributes are those of the bytes, as long as they stay. */
+static void test_rollback_fails_half_way(void **state)
+{
+	struct engine_opts o = {.ram = RAM,
+				.commit_seconds = ENGINE_COMMIT_OFF,
+				.vfs = "test_session_half",
+				.holder = "test_session"};
+	static const char *const name[] = {"a", "b", "c", "d"};
+	static char big[60000];
+	unsigned int failed = 0;
+	struct sqlite_fault *f;
+	char err[1024], spec[64];
+	int r = -EIO;
+
+	(void)state;
+	stop(true);
+	assert_int_equal(sqlite_fault_create("test_session_half", &f), 0);
+	sqlite3_auto_extension((void (*)(void))note_db);
+	if (engine_open(dir, &o, &e, err, sizeof(err)))
+		fail_msg("%s", err);
+	sqlite3_cancel_auto_extension((void (*)(void))note_db);
+	attach(&w);
+	assert_int_equal(wire_hello(&w, 0), 0);
+	for (uint32_t i = 0; i < 4; i++) {
+		assert_int_equal(reg(&w, 0, vec(name[i], 1000)), 0);
+		assert_int_equal(ns_setxattr(engine_ns(e), ino_of(name[i]), "user.big", big,
+					     sizeof(big), 0),
+				 0);
+	}
+	for (uint64_t step = 1; step <= 2; step++) {
+		assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, step), 0);
+		for (uint32_t i = 0; i < 4; i++)
+			assert_int_equal(send_steps(i, step), 0);
+		assert_int_equal(wire_step(&w, MOMENT_MSG_POST_STEP, step), 0);
+		if (step == 1)
+			assert_int_equal(
+				wire_simple(&w, MOMENT_MSG_COMMIT, MOMENT_COMMIT_WAIT), 0);
+	}
+	assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, 3), 0);
+	detach(&w);
+	for (unsigned int seed = 1; r && seed < 30; seed++) {
+		assert_int_equal(sqlite3_db_release_memory(catalog_db), SQLITE_OK);
+		snprintf(spec, sizeof(spec), "seed=%u,read.error=EIO:0.05", seed);
+		assert_int_equal(sqlite_fault_set(f, spec, NULL, 0), 0);
+		r = (int)engine_call(e, ENGINE_ROLLBACK, 0, 0, 0, 0);
+		for (uint32_t i = 0; i < 4; i++)
+			xattr_is(name[i], "user.moment.step", r ? "2" : "1");
+		failed += r == -EIO;
+	}
+	assert_true(failed > 0);
+	assert_int_equal(sqlite_fault_set(f, "", NULL, 0), 0);
+	assert_int_equal(engine_call(e, ENGINE_ROLLBACK, 0, 0, 0, 0), 0);
+	for (uint32_t i = 0; i < 4; i++)
+		xattr_is(name[i], "user.moment.step", "1");
+	assert_int_equal(engine_close(e, true), 0);
+	sqlite_fault_destroy(f);
+	start(false);
+}
+
 /* A reader's leases hold a rollback up, and what it gets meanwhile is never a mix-up. */
 static void test_reader_in_rollback(void **state)
 {
@@ -739,6 +798,7 @@ int main(void)
 		T(test_torn),
 		T(test_torn_rollback_op),
 		T(test_rollback_fails),
+		T(test_rollback_fails_half_way),
 		T(test_reader_in_rollback),
 		T(test_remove),
 	};
