@@ -10,13 +10,13 @@ import sys
 
 import numpy as np
 
-N = 1 << 20  # 4 MiB an array
+N = {"a": 1 << 20, "b": 1 << 21}  # 4 and 8 MiB an array: more than the pool can have free by then
 ROLES = ("exp_avg", "exp_avg_sq")
 
 
 def adam(arrays, step):
     m, v = arrays
-    g = ((np.arange(N, dtype=np.int64) * 2654435761 + step * 40503) % 1009).astype(np.float32) / np.float32(1009)
+    g = ((np.arange(len(m), dtype=np.int64) * 2654435761 + step * 40503) % 1009).astype(np.float32) / np.float32(1009)
     g -= np.float32(0.5)
     m *= np.float32(0.9)
     m += np.float32(0.1) * g
@@ -63,8 +63,8 @@ def train(mount, disk):
     for name in "ab":
         path = f"{mount}/params/{name}"
         os.mkdir(path)
-        maps[name] = [np.memmap(f"{path}/{r}", np.float32, "w+", shape=(N,)) for r in ROLES]
-        ref[name] = [np.zeros(N, np.float32) for _ in ROLES]
+        maps[name] = [np.memmap(f"{path}/{r}", np.float32, "w+", shape=(N[name],)) for r in ROLES]
+        ref[name] = [np.zeros(N[name], np.float32) for _ in ROLES]
     for step in (1, 2, 3):
         adam(maps["a"], step)
         adam(ref["a"], step)
@@ -89,7 +89,7 @@ def train(mount, disk):
 
 def look(mount):
     for name, steps in (("a", (1, 2, 3, 4, 5)), ("b", (4, 5))):
-        want = [np.zeros(N, np.float32) for _ in ROLES]
+        want = [np.zeros(N[name], np.float32) for _ in ROLES]
         for step in steps:
             adam(want, step)
         same(name, [np.fromfile(f"{mount}/params/{name}/{r}", np.float32) for r in ROLES], want)
