@@ -22,6 +22,7 @@ static const struct command {
 	{"umount", "PATH", "commit, unmount, wait until the backing is released", cmd_umount},
 	{"rollback", "PATH", "go back to the last commit", cmd_rollback},
 	{"scrub", "PATH", "read and check every extent on the drive", cmd_scrub},
+	{"trim", "PATH", "give the free end of the pool back to the host's disk", cmd_trim},
 	{"fsck", "BACKING", "check a backing that is not mounted", cmd_fsck},
 };
 

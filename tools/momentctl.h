@@ -22,6 +22,7 @@ int cmd_commit(int argc, char **argv);
 int cmd_umount(int argc, char **argv);
 int cmd_rollback(int argc, char **argv);
 int cmd_scrub(int argc, char **argv);
+int cmd_trim(int argc, char **argv);
 int cmd_fsck(int argc, char **argv);
 
 void ctl_error(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

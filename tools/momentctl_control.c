@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * momentctl_control.c - the commands that are one word to .moment/control: commit, rollback, scrub.
+ * momentctl_control.c - the commands that are one word to .moment/control: commit, rollback, scrub, trim.
  * The word is written by a child, so that the parent can show progress while the write waits.
  */
 #include <errno.h>
@@ -71,6 +71,20 @@ static int command_with_progress(const struct ctl_target *t, const char *command
 	return res;
 }
 
+/* How much a trim has given back, from its message. */
+static void tell_trimmed(const struct ctl_target *t)
+{
+	char *text = ctl_read(t, "status");
+	struct ctl_json *j = text ? ctl_json_open(text) : NULL;
+	unsigned long long bytes;
+
+	if (j && sscanf(ctl_json_get(j, "$.mount.control.message"), "trim: %llu", &bytes) == 1)
+		printf("%s: %s given back to the host, the pool has %s\n", t->mount,
+		       ctl_size(bytes), ctl_size(ctl_json_u64(j, "$.pool.bytes")));
+	ctl_json_close(j);
+	free(text);
+}
+
 static int run(int argc, char **argv, const char *about)
 {
 	const char *arg;
@@ -91,6 +105,8 @@ static int run(int argc, char **argv, const char *about)
 		ctl_explain(&t, argv[0], res);
 		return CTL_FAILED;
 	}
+	if (!strcmp(argv[0], "trim"))
+		tell_trimmed(&t);
 	return CTL_OK;
 }
 
@@ -116,4 +132,13 @@ int cmd_scrub(int argc, char **argv)
 		argc, argv,
 		"Reads every committed extent and checks its hash, at low priority; the mount stays "
 		"in use.\nExit status 1: some are damaged, and `momentctl status` lists them.");
+}
+
+int cmd_trim(int argc, char **argv)
+{
+	return run(
+		argc, argv,
+		"Commits, so that what was removed is free, and gives the free space at the end of the "
+		"pool\nfile back to the host's disk. Free space between what is stored stays reserved. "
+		"Says how much\nit was; unmounting does the same.");
 }

@@ -4,7 +4,7 @@
  *
  *   .moment/step      `begin N` and `end N`: the bracket of a plain writer
  *   .moment/prefetch  `PATH OFFSET LENGTH` a line: hints; PATH as seen from the mount's root
- *   .moment/control   commit, rollback, scrub, detach [force]: the write returns when it is done,
+ *   .moment/control   commit, rollback, scrub, trim, detach [force]: the write returns when it is done,
  * with its errno; the text of the last failure is in status (mount.control.message)
  *
  * For step and control each write is complete in itself, with or without a newline at its end;
@@ -134,6 +134,18 @@ static bool finish_scrub(struct request *r, int64_t res)
 	return false;
 }
 
+static bool finish_trim(struct request *r, int64_t res)
+{
+	if (res < 0) {
+		explain(r->d, "trim", (int)res);
+		reply_err(r->req, (int)res);
+		return false;
+	}
+	control_end(r->d, 0, "trim: %" PRId64 " bytes of the pool were given back to the host", res);
+	fuse_reply_write(r->req, r->size);
+	return false;
+}
+
 void control_answer_detach(struct daemon *d, int res, const char *message)
 {
 	struct request *r;
@@ -204,6 +216,7 @@ static void run_command(struct daemon *d, fuse_req_t req, const char *word, size
 		{"commit", ENGINE_SYNC, finish_commit},
 		{"rollback", ENGINE_ROLLBACK, finish_rollback},
 		{"scrub", ENGINE_SCRUB, finish_scrub},
+		{"trim", ENGINE_TRIM, finish_trim},
 	};
 	struct request *r;
 
@@ -223,7 +236,7 @@ static void run_command(struct daemon *d, fuse_req_t req, const char *word, size
 		return;
 	}
 	refuse(d, req, "", -EINVAL,
-	       "control: '%.40s' is not a command; there are commit, rollback, scrub, detach",
+	       "control: '%.40s' is not a command; there are commit, rollback, scrub, trim, detach",
 	       word);
 }
 

@@ -277,6 +277,8 @@ int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len);
 int slot_keep(struct cache *c, struct file *f, struct slot *s, uint32_t len);
 /* Of these two, how many are there already. */
 unsigned int slot_places(const struct slot *s, uint32_t len);
+/* Gives back its spares and keeps none from now on: nothing is written any more. */
+void slot_give_up(struct cache *c, struct slot *s);
 /* Gives back spares that are not needed. */
 void slot_trim(struct cache *c, struct slot *s);
 /*
@@ -293,11 +295,24 @@ void freed_move(struct freed_list *to, struct freed_list *from);
 /* An extent's freeing is durable: back to its kept slot or to the pool. */
 void freed_release(struct cache *c, const struct freed *fr);
 
+/* ---- space.c: room in the pool ---- */
 /* Waits for pool space: starts a growth or a commit. -ENOSPC: neither can help. `kept`: wait for a
  * running commit rather than grow. */
 int space_wait(struct cache *c, struct waiter *w, uint32_t len, bool kept);
 int space_grow(struct cache *c, uint64_t need); /* 0: started or under way; -ENOSPC */
 void space_wake(struct cache *c);
+/*
+ * Whether `need` more bytes of places can be had at all: from the pool, the limit and the host,
+ * after a commit if need be. 0; 1: not known yet, `w` is woken, ask again with the same `waits` (0
+ * at first); -ENOSPC. To be asked before the first place of many is taken.
+ */
+int space_check(struct cache *c, struct waiter *w, uint64_t need, unsigned int *waits);
+/* Gives the free tail of the pool back to the host, down to a size of `floor`. True: under way,
+ * c->space is woken; false: there is none, or not now. */
+bool space_trim(struct cache *c, uint64_t floor);
+/* The same at the end, at once: nothing is asked for any more, so no place is kept for a next
+ * write. Returns the bytes. */
+uint64_t space_trim_all(struct cache *c);
 
 /* ---- slots.c: a file's slots by number ---- */
 struct slot *file_slot(struct file *f, uint32_t n); /* NULL: never touched */

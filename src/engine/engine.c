@@ -708,6 +708,11 @@ static void end_quiet(void *arg)
 	e->closing = true;
 }
 
+static void end_trim(void *arg)
+{
+	space_trim_all(arg);
+}
+
 int engine_close(struct engine *e, bool commit)
 {
 	struct ending x = {.e = e, .commit = commit};
@@ -723,6 +728,8 @@ int engine_close(struct engine *e, bool commit)
 	pthread_mutex_destroy(&x.lock);
 	pthread_cond_destroy(&x.cond);
 	loop_call(e->loop, end_quiet, e);
+	if (commit && !x.res)
+		loop_call(e->loop, end_trim, &e->c);
 	fini(e);
 	return x.res;
 }

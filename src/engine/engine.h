@@ -136,6 +136,7 @@ enum engine_op_kind {
 			      writing or a live session has a step open */
 	ENGINE_SCRUB,	   /* reads and verifies every extent, low priority; result in status; res:
 			      number of damaged extents */
+	ENGINE_TRIM,	   /* the pool's free tail back to the host, after a commit; res: bytes */
 	ENGINE_RESIDENT,   /* ino -> res 0, out.resident/out.dirty/out.bytes */
 };
 

@@ -265,16 +265,23 @@ void freed_release(struct cache *c, const struct freed *fr)
 
 /* ---- places of a slot ---- */
 
-static bool slot_in_place(const struct slot *s, uint32_t len)
-{
-	return !extent_is_hole(&s->live) && s->seq == 0 && s->live.len >= len;
-}
-
 static void slot_free_spares(struct cache *c, struct slot *s)
 {
 	while (s->nspare)
 		pool_free(c->pool, s->spare[--s->nspare], s->spare_len);
 	s->spare_len = 0;
+}
+
+void slot_give_up(struct cache *c, struct slot *s)
+{
+	s->keep = false;
+	if (!s->b || s->b->state != BLOCK_WRITING)
+		slot_free_spares(c, s);
+}
+
+static bool slot_in_place(const struct slot *s, uint32_t len)
+{
+	return !extent_is_hole(&s->live) && s->seq == 0 && s->live.len >= len;
 }
 
 int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len)
@@ -383,86 +390,4 @@ void slot_drop_live(struct cache *c, struct file *f, struct slot *s, uint32_t n)
 	else
 		freed_push(&f->frees, (struct freed){{e.off}, e.len, n, f->ino});
 	slot_changed(c, f, n);
-}
-
-/* ---- pool space ---- */
-
-static void grow_run(struct loop_work *w)
-{
-	struct cache *c = container_of(w, struct cache, grow_work);
-
-	pool_grow_run(c->pool, &c->grow);
-}
-
-static void grow_done(struct loop_work *w)
-{
-	struct cache *c = container_of(w, struct cache, grow_work);
-
-	pool_grow_end(c->pool, &c->grow);
-	c->growing = false;
-	c->grow_error = c->grow.res;
-	space_wake(c);
-	cache_pump(c); /* what waits for memory may have waited because this was under way */
-}
-
-int space_grow(struct cache *c, uint64_t need)
-{
-	int r;
-
-	if (c->growing)
-		return 0;
-	if (c->readonly)
-		return -EROFS;
-	r = pool_grow_begin(c->pool, need, &c->grow);
-	if (r == -EALREADY)
-		return 0;
-	if (r)
-		return r;
-	c->growing = true;
-	c->grow_work = (struct loop_work){.run = grow_run, .done = grow_done};
-	list_init(&c->grow_work.link);
-	loop_work_urgent(c->loop, &c->grow_work);
-	return 0;
-}
-
-int space_wait(struct cache *c, struct waiter *w, uint32_t len, bool kept)
-{
-	bool committing = commit_running(c);
-
-	if (!(kept && committing)) {
-		int r = c->grow_error == 0 ? space_grow(c, len) : -ENOSPC;
-
-		if (r == -ENOSPC) {
-			/* The host is full or the limit reached: what was freed comes back with a
-			 * commit. */
-			if (!committing && commit_frees_pending(c)) {
-				if (c->space_error)
-					return c->space_error;
-				commit_start(c);
-				committing = commit_running(c);
-			}
-			if (!committing) {
-				c->grow_error = 0; /* the next one may try again */
-				return -ENOSPC;
-			}
-		} else if (r) {
-			return r;
-		}
-	}
-	list_push_back(&c->space, &w->link);
-	return 0;
-}
-
-void space_wake(struct cache *c)
-{
-	struct list todo;
-
-	list_init(&todo);
-	list_splice_back(&todo, &c->space);
-	while (!list_empty(&todo)) {
-		struct waiter *w = list_first(&todo, struct waiter, link);
-
-		list_remove(&w->link);
-		w->wake(w);
-	}
 }

@@ -472,7 +472,31 @@ void ops_drop_file(struct engine *e, uint64_t ino)
 	drop_resume(r);
 }
 
-/* ---- allocate ---- */
+/* ---- allocate, trim ---- */
+
+/* What block n has to have for an ALLOCATE that ends at `end`. */
+static uint32_t allocate_len(const struct cache *c, uint64_t n, uint64_t end)
+{
+	return (uint32_t)round_up_u64(min_u64(c->block, end - n * c->block), MOMENT_UNIT);
+}
+
+/* Bytes of places that an ALLOCATE wants, less what the blocks have already. */
+static uint64_t allocate_need(struct op_run *r, uint64_t end)
+{
+	struct cache *c = &r->e->c;
+	uint64_t first = r->op->off / c->block, last = (r->end - 1) / c->block;
+	uint64_t need = 2 * ((last - first) * c->block + allocate_len(c, last, end));
+	uint32_t n = (uint32_t)first;
+	struct slot *s;
+
+	for (; (s = file_slot_next(r->f, &n)) && n <= last; n++) {
+		uint32_t len = allocate_len(c, n, end);
+		unsigned int have = slot_places(s, len);
+
+		need -= (uint64_t)(have < 2 ? have : 2) * len;
+	}
+	return need;
+}
 
 static void allocate_resume(struct op_run *r)
 {
@@ -482,14 +506,22 @@ static void allocate_resume(struct op_run *r)
 	uint64_t size = max_u64(f->size, op->arg ? 0 : op->off + op->len);
 	uint64_t first = op->off / c->block;
 	int res = refuse_change(r->e, f, op);
+	struct pool_info pi;
 
+	r->w.wake = run_wake;
+	if (!res && !r->checked) {
+		res = space_check(c, &r->w, allocate_need(r, max_u64(size, r->end)), &r->waits);
+		if (res == 1)
+			return;
+		r->checked = true;
+		pool_get_info(c->pool, &pi);
+		r->pool_size = pi.size;
+	}
 	for (; !res && r->pos * c->block < r->end; r->pos++) {
 		struct slot *s = file_slot_make(c, f, (uint32_t)r->pos);
 		uint64_t left = r->end - r->pos * c->block;
-		uint32_t len =
-			(uint32_t)min_u64(c->block, max_u64(size, r->end) - r->pos * c->block);
+		uint32_t len = allocate_len(c, r->pos, max_u64(size, r->end));
 
-		len = (uint32_t)round_up_u64(len, MOMENT_UNIT);
 		r->own[r->pos - first] = s && !s->keep;
 		res = s ? slot_keep(c, f, s, len) : -ENOMEM;
 		r->w.wake = run_wake;
@@ -516,6 +548,8 @@ static void allocate_resume(struct op_run *r)
 			slot_trim(c, s);
 			slot_account(c, f, (uint32_t)i);
 		}
+		if (r->checked)
+			space_trim(c, r->pool_size);
 		op_end(op, res);
 		return;
 	}
@@ -527,6 +561,61 @@ static void allocate_resume(struct op_run *r)
 	}
 	file_publish(c, f, true);
 	op_end(op, 0);
+}
+
+static void trim_resume(struct op_run *r)
+{
+	struct cache *c = &r->e->c;
+	struct pool_info pi;
+
+	if (c->growing) {
+		r->w.wake = run_wake;
+		list_push_back(&c->space, &r->w.link);
+		return;
+	}
+	pool_get_info(c->pool, &pi);
+	if (!r->checked) {
+		r->checked = true;
+		r->pool_size = pi.size;
+		if (commit_running(c)) { /* another one, since ours ended */
+			r->checked = false;
+			r->w.wake = run_wake;
+			commit_when_idle(c, &r->w);
+			return;
+		}
+		if (space_trim(c, 0)) {
+			trim_resume(r);
+			return;
+		}
+	}
+	op_end(r->op, r->pool_size > pi.size ? (int64_t)(r->pool_size - pi.size) : 0);
+}
+
+static void trim_committed(struct commit_wait *w, int res)
+{
+	struct op_run *r = container_of(w, struct op_run, cw);
+
+	if (res)
+		op_end(r->op, res);
+	else
+		trim_resume(r);
+}
+
+/* What was removed is free only with the next commit. */
+static void op_trim(struct engine *e, struct engine_op *op)
+{
+	struct op_run *r = e->c.readonly ? NULL : run_new(e, op, 0);
+
+	if (!r) {
+		op_end(op, e->c.readonly ? -EROFS : -ENOMEM);
+		return;
+	}
+	r->resume = trim_resume;
+	r->cw.done = trim_committed;
+	if (e->plain) /* nothing is committed before its end: what is free already */
+		trim_resume(r);
+	else
+		commit_request(&e->c, &r->cw);
 }
 
 /* ---- seek, residency ---- */
@@ -733,6 +822,9 @@ static void op_start(struct loop_task *t)
 		return;
 	case ENGINE_ROLLBACK:
 		op_rollback(e, op);
+		return;
+	case ENGINE_TRIM:
+		op_trim(e, op);
 		return;
 	case ENGINE_SCRUB:
 		scrub_start(e, op);

@@ -18,6 +18,9 @@ struct op_run {
 	struct commit_wait cw;
 	struct patience patience;
 	uint64_t pos, end;
+	uint64_t pool_size;  /* before: ALLOCATE, TRIM */
+	unsigned int waits;  /* ALLOCATE: for its total */
+	bool checked;	     /* ALLOCATE: the total can be had; TRIM: begun */
 	void (*resume)(struct op_run *);
 	char *own; /* memory: the bytes of a READ that goes block by block; for each block of an
 		      ALLOCATE, whether it is the one that keeps it */

@@ -381,11 +381,34 @@ int pool_grow_begin(struct pool *p, uint64_t need, struct pool_grow *g)
 	return 0;
 }
 
+int pool_trim_begin(struct pool *p, uint64_t floor, struct pool_grow *g)
+{
+	uint64_t size = p->map.units * MOMENT_UNIT, to;
+
+	if (p->readonly)
+		return -EROFS;
+	if (p->growing)
+		return -EALREADY;
+	to = max_u64(pool_map_tail(&p->map) * MOMENT_UNIT,
+		     min_u64(floor, size) / MOMENT_UNIT * MOMENT_UNIT);
+	if (to >= size)
+		return -ENODATA;
+	*g = (struct pool_grow){.from = size, .to = to};
+	p->growing = true;
+	pool_map_shrink(&p->map, to / MOMENT_UNIT);
+	p->cursor = min_u64(p->cursor, to / MOMENT_UNIT);
+	return 0;
+}
+
 void pool_grow_run(struct pool *p, struct pool_grow *g)
 {
 	uint64_t step = g->to - g->from;
 	struct stat st;
 
+	if (g->to < g->from) {
+		g->res = ftruncate(p->fd, (off_t)g->to) ? -errno : 0;
+		return;
+	}
 	for (;;) {
 		g->res = extend(p, g->from, g->from + step);
 		if (g->res != -ENOSPC || step == g->need)
@@ -403,6 +426,12 @@ void pool_grow_end(struct pool *p, struct pool_grow *g)
 {
 	assert(p->growing);
 	p->growing = false;
+	if (g->to < g->from) {
+		/* Not made shorter after all: there is memory for what was there before. */
+		if (g->res)
+			pool_map_grow(&p->map, g->from / MOMENT_UNIT);
+		return;
+	}
 	if (g->res)
 		return;
 	g->res = pool_map_grow(&p->map, g->to / MOMENT_UNIT);

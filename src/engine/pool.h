@@ -91,10 +91,17 @@ bool pool_is_allocated(const struct pool *p, struct poff off, uint64_t len);
  * `need` on ENOSPC or EDQUOT (both give -ENOSPC). end (loop thread) publishes the new space.
  */
 struct pool_grow {
-	uint64_t from, to, need;
+	uint64_t from, to, need; /* sizes of the file; to < from: a trim */
 	int res; /* 0 or -errno */
 };
 int pool_grow_begin(struct pool *p, uint64_t need, struct pool_grow *g);
+/*
+ * The other way, with the same run and end: the free tail goes back to the host, but the file stays
+ * `floor` bytes long at least. -ENODATA: there is none; -EALREADY: a growth is under way. Safe at
+ * any moment: what is free here is referred to by no commit that a mount may find, and where the
+ * file ends is written down nowhere else.
+ */
+int pool_trim_begin(struct pool *p, uint64_t floor, struct pool_grow *g);
 void pool_grow_run(struct pool *p, struct pool_grow *g);
 void pool_grow_end(struct pool *p, struct pool_grow *g);
 

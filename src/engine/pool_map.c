@@ -131,6 +131,28 @@ int pool_map_grow(struct pool_map *m, uint64_t units)
 	return 0;
 }
 
+uint64_t pool_map_tail(const struct pool_map *m)
+{
+	uint64_t at = m->units;
+
+	while (at && at % WORD_BITS && !(m->bits[at / WORD_BITS] & mask((at - 1) % WORD_BITS, 1)))
+		at--;
+	if (at % WORD_BITS)
+		return at;
+	while (at && !m->bits[at / WORD_BITS - 1])
+		at -= WORD_BITS;
+	if (at)
+		at -= (uint64_t)__builtin_clzll(m->bits[at / WORD_BITS - 1]);
+	return at;
+}
+
+void pool_map_shrink(struct pool_map *m, uint64_t units)
+{
+	assert(units <= m->units && pool_map_all_free(m, units, m->units - units));
+	set_bits(m, units, m->units - units, BITS_USED);
+	m->units = units;
+}
+
 /* --- search ------------------------------------------------------------------------------- */
 
 /* The first bit of the kind at or after `at` and before `end`; `end` if there is none. */

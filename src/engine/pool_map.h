@@ -27,8 +27,13 @@ struct pool_map {
 
 void pool_map_fini(struct pool_map *m);
 
-/* Makes it longer (never shorter); the new units are free. -ENOMEM: nothing changed. */
+/* Makes it longer; the new units are free. -ENOMEM: nothing changed. */
 int pool_map_grow(struct pool_map *m, uint64_t units);
+
+/* Makes it shorter: the units from there on are free, and are gone. */
+void pool_map_shrink(struct pool_map *m, uint64_t units);
+/* Where the free units at the end begin. */
+uint64_t pool_map_tail(const struct pool_map *m);
 
 bool pool_map_all_free(const struct pool_map *m, uint64_t at, uint64_t n);
 bool pool_map_all_used(const struct pool_map *m, uint64_t at, uint64_t n);

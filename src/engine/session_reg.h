@@ -40,6 +40,9 @@ struct reg {
 	uint32_t i, block;
 	unsigned int role;
 	uint64_t reserved, need;
+	uint64_t pool_size; /* when reserving began */
+	unsigned int waits; /* for the total */
+	bool checked;	    /* the total can be had */
 	uint64_t pinned;
 	struct moment_register_reply *reply; /* waits until the kernel has been told */
 	size_t reply_len;

@@ -276,6 +276,8 @@ static void reg_fail(struct reg *r, int x)
 	struct session *s = r->s;
 
 	undo(r);
+	if (r->checked && x == -ENOSPC)
+		space_trim(&s->e->c, r->pool_size);
 	s->registering--;
 	if (session_busy_end(s))
 		session_error(s, r->msg, x, "%s", r->err);
@@ -311,12 +313,11 @@ static int reserve_file(struct reg *r, struct file *f, uint64_t size)
 		}
 		if (x == -EAGAIN) {
 			uint64_t need = still_needed(r);
-			struct pool_info pi;
 
-			/* Do not fill the host's disk with a pool that cannot hold it anyway. */
-			pool_get_info(c->pool, &pi);
-			if (need > pi.available && !commit_running(c) && !commit_frees_pending(c))
-				return -ENOSPC;
+			/* Others may have taken some of it since. */
+			x = space_check(c, &r->w, need, &r->waits);
+			if (x)
+				return x;
 			if (!c->grow_error)
 				space_grow(c, need);
 			x = space_wait(c, &r->w, len, false);
@@ -359,6 +360,21 @@ static void reserve(struct waiter *w)
 	if (s->dead) {
 		reg_fail(r, -ECANCELED);
 		return;
+	}
+	if (!r->checked && r->n) {
+		int x = space_check(&s->e->c, &r->w, still_needed(r), &r->waits);
+		struct pool_info pi;
+
+		if (x == 1)
+			return;
+		pool_get_info(s->e->pool, &pi);
+		r->pool_size = pi.size;
+		r->checked = true;
+		if (x) {
+			no_space(r, x, &r->e[0]);
+			reg_fail(r, x);
+			return;
+		}
 	}
 	for (; r->i < r->n; r->i++, r->role = 0) {
 		for (; r->role < MOMENT_ROLES; r->role++) {

@@ -69,6 +69,15 @@ echo newer >"$p/f"
 "$MOMENTCTL" rollback "$mnt"
 assert_eq "$(cat "$p/f")" newer "content after commit and rollback"
 "$MOMENTCTL" scrub "$mnt" || fail "scrub finds damage"
+# trim: what was removed goes back to the host's disk
+head -c 20000000 /dev/zero >"$p/large"
+"$MOMENTCTL" commit "$mnt"
+before=$(stat -c %s "$tmp/backing/pool")
+rm "$p/large"
+"$MOMENTCTL" trim "$mnt" >"$tmp/trimmed" || fail "trim fails"
+grep -Eq '[1-9][0-9.]* [MG]iB given back to the host, the pool has' "$tmp/trimmed" || fail "trim says: $(cat "$tmp/trimmed")"
+[ "$(stat -c %s "$tmp/backing/pool")" -le $((before - 20000000)) ] || fail "the pool has not become shorter"
+assert_eq "$(cat "$p/f")" newer "content after trim"
 expect_failure 'not a command|invalid' bash -c "echo explode >'$c/control'"
 grep -q 'explode' <<<"$(status_of "$mnt" mount.control.message)" || fail "the wrong command is not named"
 
@@ -97,7 +106,7 @@ rc=0; "$MOMENTCTL" status "$tmp/nothing" 2>/dev/null || rc=$?; assert_eq $rc 2 "
 rc=0; "$MOMENTCTL" explode 2>/dev/null || rc=$?; assert_eq $rc 2 "unknown command"
 rc=0; "$MOMENTCTL" commit --fast "$mnt" 2>/dev/null || rc=$?; assert_eq $rc 2 "unknown option"
 rc=0; "$MOMENTCTL" commit 2>/dev/null || rc=$?; assert_eq $rc 2 "no operand"
-for cmd in status ls commit umount rollback scrub; do
+for cmd in status ls commit umount rollback scrub trim; do
 	"$MOMENTCTL" $cmd --help | grep -q "^Usage: momentctl $cmd" || fail "$cmd --help"
 done
 exec 8<"$p/f"

@@ -290,6 +290,83 @@ static void test_write_is_short_where_the_room_ends(void **state)
 	assert_int_equal(engine_pread(e, a, buf, 1, 2 * BLOCK), 0);
 }
 
+/* ---- what the pool takes from the host ---- */
+
+static uint64_t pool_file(void)
+{
+	char path[300];
+	struct stat st;
+
+	snprintf(path, sizeof(path), "%s/pool", dir);
+	assert_int_equal(stat(path, &st), 0);
+	return (uint64_t)st.st_size;
+}
+
+/* A range takes two places a block. If both cannot be had for all of it, none is taken. */
+static void test_refused_fallocate_takes_nothing(void **state)
+{
+	uint64_t a, before;
+
+	(void)state;
+	stop(false);
+	pool_limit = 64u << 20;
+	start(false);
+	attach(&w);
+	a = make("a");
+	put(a, 0, BLOCK, 1);
+	sync_all();
+	before = pool_file();
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 0, 40u << 20, 0), -ENOSPC);
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 0, 1ull << 40, 1), -ENOSPC);
+	assert_int_equal(pool_file(), before);
+	/* What is there counts. */
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 0, 20u << 20, 0), 0);
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 0, 31u << 20, 0), 0);
+	is(a, 0, BLOCK, 1);
+}
+
+/* What was removed goes back to the host: on request, and at unmount. What is there stays. */
+static void test_free_tail_goes_back(void **state)
+{
+	uint64_t a = make("a"), before, after;
+	char name[16];
+
+	(void)state;
+	put(a, 0, BLOCK, 1);
+	sync_all();
+	for (int round = 0; round < 3; round++) {
+		uint64_t b;
+
+		snprintf(name, sizeof(name), "b%d", round);
+		b = make(name);
+		push_out(b, 100);
+		sync_all();
+		before = pool_file();
+		assert_true(before > 100 * BLOCK);
+		assert_int_equal(ns_unlink(engine_ns(e), NS_ROOT, name), 0);
+		ns_forget(engine_ns(e), b, 1);
+		if (round == 0) {
+			int64_t given = engine_call(e, ENGINE_TRIM, 0, 0, 0, 0);
+
+			assert_int_equal(pool_file(), before - (uint64_t)given);
+			assert_true(given > 0);
+			assert_int_equal(engine_call(e, ENGINE_TRIM, 0, 0, 0, 0), 0);
+		}
+		if (round == 1) { /* an end without a commit: as it was, and nothing is lost */
+			remount(false);
+			assert_int_equal(pool_file(), before);
+			assert_int_equal(ns_unlink(engine_ns(e), NS_ROOT, name), 0);
+		}
+		if (round)
+			remount(true);
+		after = pool_file();
+		assert_true(after < 10 * BLOCK);
+		a = ino_of("a");
+		is(a, 0, BLOCK, 1);
+	}
+	assert_int_equal(engine_call(e, ENGINE_SCRUB, 0, 0, 0, 0), 0);
+}
+
 /* Behind the end of a file there is nothing to punch, however far behind. */
 static void test_punch_behind_the_end_is_nothing(void **state)
 {
@@ -399,6 +476,8 @@ int main(void)
 		T(test_refused_writer_leaves_a_reader_the_block),
 		T(test_write_is_short_where_the_room_ends),
 		T(test_punch_behind_the_end_is_nothing),
+		T(test_refused_fallocate_takes_nothing),
+		T(test_free_tail_goes_back),
 		T(test_removed_while_a_commit_begins),
 		cmocka_unit_test_setup_teardown(test_cured_drive_is_tried_before_memory_is_refused,
 						setup_faults, teardown_faults),
