@@ -237,6 +237,7 @@ struct cache {
 	/* hooks of engine.c */
 	void (*report)(void *arg, int err, uint64_t ino, uint64_t off, uint64_t len,
 		       const char *what);
+	int (*intact)(void *arg); /* -EIO: a file of the backing has been taken away */
 	void *arg;
 };
 

@@ -256,8 +256,12 @@ static void record_run(struct loop_work *w)
 {
 	struct commit *m = container_of(w, struct commit, record);
 
-	fails(m, catalog_commit(m->c->cat, m->txn), catalog_txn_blame(m->txn),
-	      "the catalog could not be written");
+	/* Once more: it may be long since the commit began. */
+	if (m->c->intact && m->c->intact(m->c->arg))
+		fails(m, -EIO, 0, "the backing's files are gone");
+	else
+		fails(m, catalog_commit(m->c->cat, m->txn), catalog_txn_blame(m->txn),
+		      "the catalog could not be written");
 	if (!m->res)
 		pool_write_super(m->c->pool, m->seq); /* a hint: its failure loses nothing */
 }
@@ -425,6 +429,7 @@ static bool removed(struct cache *c, const struct file *f)
 void commit_start(struct cache *c)
 {
 	struct commit *m = c->commit;
+	const char *why = "a commit could not begin";
 	bool changed = false, held;
 	int r = 0;
 
@@ -443,13 +448,17 @@ void commit_start(struct cache *c)
 	held = !list_empty(&c->held);
 	m->step = held || m->boundary == NONE ? m->committed : m->boundary;
 	m->full = !held;
-	r = catalog_freeze(c->cat, m->step == NONE ? 0 : m->step, m->step != NONE, &m->txn,
-			   &changed);
+	r = c->intact ? c->intact(c->arg) : 0;
+	if (r)
+		why = "the backing's files are gone";
+	else
+		r = catalog_freeze(c->cat, m->step == NONE ? 0 : m->step, m->step != NONE, &m->txn,
+				   &changed);
 	if (r) {
-		c->report(c->arg, r, 0, 0, 0, "a commit could not begin");
+		c->report(c->arg, r, 0, 0, 0, why);
 		m->res = 0;
 		m->again.lost = false;
-		fails(m, r, 0, "a commit could not begin");
+		fails(m, r, 0, why);
 		failed(m);
 		tell(&m->waiting, r);
 		return;

@@ -72,34 +72,56 @@ static void taking_memory(void *arg, uint64_t done, uint64_t size)
 		   "taking memory for the RAM tier: %s of %s (ram=SIZE for less)", a, b);
 }
 
-void engine_report(struct engine *e, int err, uint64_t ino, uint64_t off, uint64_t len,
-		   const char *what)
-{
-	struct engine_error *x = &e->errors[e->nerrors++ % ENGINE_ERRORS];
-	struct timespec now;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	memset(x, 0, sizeof(*x));
-	x->time_ns = (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-	x->ino = ino;
-	x->off = off;
-	x->len = len;
-	x->err = err;
-	x->step = e->open_step != STEP_NONE ? e->open_step : commit_boundary(&e->c);
-	snprintf(x->what, sizeof(x->what), "%s", what);
-	if (ino && ns_path(e->c.ns, ino, x->path, sizeof(x->path)))
-		snprintf(x->path, sizeof(x->path), "(removed file, inode %llu)",
-			 (unsigned long long)ino);
-	if (ino)
-		engine_log(e, ENGINE_LOG_ERROR, "%s: %s at offset %llu, %llu bytes: %s", x->path,
-			   what, (unsigned long long)off, (unsigned long long)len, strerror(-err));
-	else
-		engine_log(e, ENGINE_LOG_ERROR, "%s: %s", what, strerror(-err));
-}
-
 static void report(void *arg, int err, uint64_t ino, uint64_t off, uint64_t len, const char *what)
 {
 	engine_report(arg, err, ino, off, len, what);
+}
+
+/* What is written goes nowhere if the file has been removed, or another one has its name. */
+static int intact(void *arg)
+{
+	struct engine *e = arg;
+
+	for (unsigned int i = 0; i < KEPT_FILES; i++) {
+		struct kept_file *k = &e->kept[i];
+		struct stat st;
+		bool there = !fstatat(e->dirfd, k->name, &st, AT_SYMLINK_NOFOLLOW);
+
+		if (!there && errno != ENOENT)
+			continue;
+		if (!k->ino && there) { /* the WAL, made by the first commit */
+			k->dev = st.st_dev;
+			k->ino = st.st_ino;
+		}
+		if (!k->ino || (there && st.st_dev == k->dev && st.st_ino == k->ino))
+			continue;
+		if (!e->told_gone)
+			engine_log(
+				e, ENGINE_LOG_ERROR,
+				"%s/%s was %s while it is in use: nothing can be made durable any more; what was "
+				"written since the last commit is in memory only: copy what you need out of the "
+				"mount before it ends",
+				e->path, k->name, there ? "replaced" : "removed");
+		e->told_gone = true;
+		return -EIO;
+	}
+	e->told_gone = false;
+	return 0;
+}
+
+static int remember_files(struct engine *e)
+{
+	static const char *const names[KEPT_FILES] = {"pool", "catalog.sqlite",
+						      "catalog.sqlite-wal"};
+	struct stat st;
+
+	for (unsigned int i = 0; i < KEPT_FILES; i++)
+		e->kept[i].name = names[i];
+	if (fstat(pool_fd(e->pool), &st))
+		return -errno;
+	e->kept[0].dev = st.st_dev;
+	e->kept[0].ino = st.st_ino;
+	return e->c.readonly ? 0 : intact(e);
 }
 
 struct gone {
@@ -504,7 +526,7 @@ static void fini(struct engine *e)
 		pool_close(e->pool);
 	if (e->arena)
 		arena_destroy(e->arena);
-	holder_release(e->lockfd);
+	holder_release(e->dirfd, e->lockfd);
 	if (e->dirfd >= 0)
 		close(e->dirfd);
 	free(e->path);
@@ -537,8 +559,10 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
 	list_init(&e->patience);
 	list_init(&e->patience_timer.link);
 	list_init(&e->loaded);
+	list_init(&e->repeat.link);
 	c->readonly = opts->readonly;
 	c->report = report;
+	c->intact = intact;
 	c->arg = e;
 	if (opts->block && (opts->block & (opts->block - 1) || opts->block < MIN_BLOCK ||
 			    opts->block > MAX_BLOCK)) {
@@ -602,6 +626,9 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
 	if (r)
 		goto out_fini;
 	e->cache_ready = true;
+	r = remember_files(e);
+	if (r)
+		goto out_fini;
 	r = load_maps(e, err, errlen);
 	if (r)
 		goto out_fini;
@@ -609,6 +636,18 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
 		struct pool_info pi;
 
 		pool_get_info(e->pool, &pi);
+		if (pi.unreserved) {
+			char a[32], b[32];
+
+			human(pi.unreserved, a);
+			human(pi.size, b);
+			engine_log(
+				e, ENGINE_LOG_WARNING,
+				"%s of the %s of %s/pool have lost their room on the disk (a copy with holes, or "
+				"fallocate -d) and the disk has not enough for them: writes may fail late; free "
+				"some space and mount again",
+				a, b, e->path);
+		}
 		if (!pi.reserves && !opts->readonly)
 			engine_log(
 				e, ENGINE_LOG_WARNING,
@@ -701,6 +740,7 @@ static void end_quiet(void *arg)
 	struct cache *c = &e->c;
 
 	loop_timer_clear(e->loop, &c->retry);
+	report_flush(e);
 	commit_stop(c);
 	while (!list_empty(&c->write_queue))
 		list_remove(c->write_queue.next);
@@ -745,7 +785,9 @@ void engine_forked(struct engine *e)
 {
 	if (e->lockfd >= 0)
 		close(e->lockfd);
-	e->lockfd = -1;
+	if (e->dirfd >= 0)
+		close(e->dirfd); /* it is locked, too */
+	e->lockfd = e->dirfd = -1;
 }
 
 struct ns *engine_ns(struct engine *e)

@@ -45,6 +45,23 @@ struct patience {
 	bool (*give_up)(struct patience *p, const struct session *by);
 };
 
+/* Errors that are alike, counted together in the log: report.c. */
+struct report_kind {
+	int err;
+	uint64_t n; /* since it was first said; 0: unused */
+	char what[48];
+	char path[200]; /* of the last */
+};
+#define REPORT_KINDS 8u
+
+/* A file of the backing, as it was when it was opened. */
+struct kept_file {
+	const char *name;
+	dev_t dev;
+	ino_t ino; /* 0: not there yet */
+};
+#define KEPT_FILES 3u
+
 struct engine {
 	struct cache c;
 	struct engine_opts opts;
@@ -81,6 +98,10 @@ struct engine {
 	struct scrub scrub;
 	struct engine_error errors[ENGINE_ERRORS];
 	uint64_t nerrors;
+	struct report_kind kinds[REPORT_KINDS];
+	struct loop_timer repeat;
+	struct kept_file kept[KEPT_FILES];
+	bool told_gone; /* that one of them is gone */
 	uint64_t start_ns;
 };
 
@@ -93,11 +114,14 @@ void ops_unpark(struct engine *e);
 void ops_fini(struct engine *e);
 void ops_drop_file(struct engine *e, uint64_t ino); /* the inode is gone */
 
+/* report.c: what was only counted is told */
+void report_flush(struct engine *e);
+
 /* holder.c: one process a backing */
 int holder_take(int dirfd, const char *path, const struct engine_opts *opts, bool readonly,
 		int *lockfd, char *err, size_t errlen);
 void holder_closing(int lockfd);
-void holder_release(int lockfd);
+void holder_release(int dirfd, int lockfd);
 
 /*
  * revert.c: back to the last commit. `all`: everything, names too; else the held files. done() on

@@ -336,7 +336,7 @@ int fsck_run(const struct fsck_opts *opts, struct fsck_result *res, char *err, s
 		cat_message(err, errlen, "%s: %s", opts->dir, strerror(-rc));
 	pool_close(f.pool);
 	cat_image_fini(&f.img);
-	holder_release(lock);
+	holder_release(f.dirfd, lock);
 out_close:
 	close(f.dirfd);
 	return rc;

@@ -2,6 +2,9 @@
 /*
  * holder.c - one process a backing: an OFD lock on the file `lock`, whose text says who has it.
  *
+ * A file can be removed beside its holder; the directory is locked as well (flock), which cannot be
+ * taken away. Where a directory cannot be locked (NFS) the file has to do.
+ *
  * The lock is what counts; it ends with the process, so there is nothing stale to clear. The text
  * (pid, host, name, state) is for messages. Readers (-o ro) take the lock shared.
  */
@@ -11,6 +14,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "engine/engine_impl.h"
@@ -77,6 +81,30 @@ static void tell_busy(const struct holder *h, const char *path, char *err, size_
 			path, h->name[0] ? h->name : "another process", h->host, h->pid);
 }
 
+/* The lock file is ours, or gone: whoever has the directory has it without one. */
+static int lock_dir(int dirfd, const char *path, const struct engine_opts *opts, bool readonly,
+		    char *err, size_t errlen)
+{
+	unsigned int waited = 0;
+
+	/* One who goes lets go of one after the other. */
+	while (flock(dirfd, (readonly ? LOCK_SH : LOCK_EX) | LOCK_NB)) {
+		if (errno != EWOULDBLOCK)
+			return 0; /* directories cannot be locked here */
+		if (waited >= opts->wait_ms && waited >= 500) {
+			snprintf(err, errlen,
+				 "%s is in use, though nobody holds its lock file: somebody removed %s/" LOCK_NAME
+				 " beside the process that has the backing (fuser %s tells which): unmount that, "
+				 "or end that process",
+				 path, path, path);
+			return -EBUSY;
+		}
+		nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+		waited += 20;
+	}
+	return 0;
+}
+
 int holder_take(int dirfd, const char *path, const struct engine_opts *opts, bool readonly,
 		int *lockfd, char *err, size_t errlen)
 {
@@ -89,9 +117,9 @@ int holder_take(int dirfd, const char *path, const struct engine_opts *opts, boo
 	if (fd < 0) {
 		int r = fd;
 
-		if (readonly && r == -ENOENT) {
-			*lockfd = -1; /* never held by anybody */
-			return 0;
+		if (readonly && r == -ENOENT) { /* never held by anybody, or removed */
+			*lockfd = -1;
+			return lock_dir(dirfd, path, opts, readonly, err, errlen);
 		}
 		snprintf(err, errlen, "%s/%s: %s%s", path, LOCK_NAME, why ? why : strerror(-r),
 			 r == -EACCES
@@ -129,6 +157,14 @@ int holder_take(int dirfd, const char *path, const struct engine_opts *opts, boo
 		nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
 		waited += 20;
 	}
+	{
+		int r = lock_dir(dirfd, path, opts, readonly, err, errlen);
+
+		if (r) {
+			close(fd);
+			return r;
+		}
+	}
 	if (!readonly)
 		write_text(fd, opts->holder, "running");
 	*lockfd = fd;
@@ -145,8 +181,10 @@ void holder_closing(int lockfd)
 	write_text(lockfd, h.name, "closing");
 }
 
-void holder_release(int lockfd)
+void holder_release(int dirfd, int lockfd)
 {
+	if (dirfd >= 0)
+		flock(dirfd, LOCK_UN);
 	if (lockfd < 0)
 		return;
 	if (ftruncate(lockfd, 0)) {

@@ -58,6 +58,7 @@ struct pool {
 
 	atomic_bool sparse; /* the file grows by ftruncate(): nothing is reserved */
 	bool cow;	    /* copy on write: a reserved block does not help the second write */
+	uint64_t unreserved; /* bytes of the file that the host has no room set aside for */
 	char host_fs[24];
 };
 
@@ -151,6 +152,29 @@ static int create_file(struct pool *p, const struct pool_opts *o, const char **w
 	return 0;
 }
 
+static uint64_t holes(const struct pool *p, uint64_t size)
+{
+	struct stat st;
+
+	if (fstat(p->fd, &st) || (uint64_t)st.st_blocks * 512 >= size)
+		return 0;
+	return size - (uint64_t)st.st_blocks * 512;
+}
+
+/*
+ * A file that was copied, or punched by somebody, has holes, and a write there can find the disk
+ * full: the room is taken now, if there is enough for all of it.
+ */
+static void reserve_again(struct pool *p, uint64_t size)
+{
+	p->unreserved = holes(p, size);
+	if (p->unreserved && p->unreserved <= host_free(p)) {
+		int r = fallocate(p->fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size);
+
+		p->unreserved = r ? holes(p, size) : 0;
+	}
+}
+
 static int read_file(struct pool *p, const struct pool_opts *o, uint64_t *size, const char **why)
 {
 	struct stat st;
@@ -190,6 +214,8 @@ static int read_file(struct pool *p, const struct pool_opts *o, uint64_t *size, 
 	if (!p->readonly && fallocate(p->fd, FALLOC_FL_KEEP_SIZE, 0, POOL_SUPER_SIZE) &&
 	    cannot_reserve(errno))
 		atomic_store(&p->sparse, true);
+	if (!p->readonly && !p->cow && !atomic_load(&p->sparse))
+		reserve_again(p, *size);
 	return 0;
 }
 
@@ -453,6 +479,7 @@ void pool_get_info(const struct pool *p, struct pool_info *info)
 		.grown = p->grown,
 		.reserves = !sparse && !p->cow,
 		.host_fs = p->host_fs,
+		.unreserved = p->unreserved,
 	};
 	if (p->readonly)
 		info->available = info->free;
@@ -460,4 +487,5 @@ void pool_get_info(const struct pool *p, struct pool_info *info)
 		info->available = min_u64(info->free + left, host);
 	else
 		info->available = info->free + min_u64(left, host);
+	info->available -= min_u64(info->available, p->unreserved);
 }

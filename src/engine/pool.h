@@ -49,6 +49,7 @@ struct pool_info {
 	uint64_t used;	    /* bytes in extents, whoever holds them */
 	uint64_t free;	    /* size - used - superblock */
 	uint64_t available; /* free plus what the file can still grow by (host free space, limit) */
+	uint64_t unreserved; /* of these, holes that the host had no room for at the mount */
 	uint64_t grown;	    /* number of growth steps */
 	bool reserves; /* false: the host file system cannot reserve (copy on write) and ENOSPC may
 			  come late */

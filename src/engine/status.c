@@ -144,9 +144,9 @@ static void collect(void *arg)
 		(double)g.io.read_ns / 1e9, (double)g.io.write_ns / 1e9);
 	fprintf(f,
 		",\"pool\":{\"bytes\":%llu,\"limit_bytes\":%llu,\"used_bytes\":%llu,\"free_bytes\":%llu,"
-		"\"available_bytes\":%llu,\"growths\":%llu,\"reserves\":%s,",
+		"\"available_bytes\":%llu,\"unreserved_bytes\":%llu,\"growths\":%llu,\"reserves\":%s,",
 		U(g.pi.size), U(g.pi.limit), U(g.pi.used), U(g.pi.free), U(g.pi.available),
-		U(g.pi.grown), g.pi.reserves ? "true" : "false");
+		U(g.pi.unreserved), U(g.pi.grown), g.pi.reserves ? "true" : "false");
 	put_reason(f, "host_fs", g.pi.host_fs);
 	fprintf(f,
 		"},\"catalog\":{\"files\":%llu,\"directories\":%llu,\"bytes\":%llu,\"ballast_bytes\":%llu}",

@@ -177,7 +177,7 @@ static void do_read(struct worker *w, struct shadow *f)
 	pthread_rwlock_unlock(&f->size_lock);
 }
 
-/* A write that found no room may have written some of it: each page is the old or the new. */
+/* A write that found no room for all may have written some of it: each page is the old or the new. */
 static void adopt(struct worker *w, struct shadow *f, uint32_t first, uint32_t n, uint32_t gen)
 {
 	int64_t r = engine_pread(e, f->ino, w->buf, (uint64_t)n * PAGE, (uint64_t)first * PAGE);
@@ -203,7 +203,7 @@ static void write_pages(struct worker *w, struct shadow *f, uint32_t first, uint
 	if (r == (int64_t)n * PAGE) {
 		for (uint32_t i = 0; i < n; i++)
 			f->gen[first + i] = gen;
-	} else if (r == -ENOSPC) {
+	} else if (r == -ENOSPC || (r > 0 && r < (int64_t)n * PAGE)) {
 		atomic_fetch_add(&no_space, 1);
 		adopt(w, f, first, n, gen);
 	} else {
