@@ -173,21 +173,41 @@ static int check_existing(struct reg *r, struct entry *e)
 	return 0;
 }
 
+static int by_dirname(const void *a, const void *b)
+{
+	return strcmp((*(struct entry *const *)a)->dirname, (*(struct entry *const *)b)->dirname);
+}
+
+static int check_twice(struct reg *r)
+{
+	struct entry **sorted = calloc(r->n + 1ul, sizeof(struct entry *));
+	int x = 0;
+
+	if (!sorted)
+		return reg_error(r, -ENOMEM, "register: out of memory");
+	for (uint32_t i = 0; i < r->n; i++)
+		sorted[i] = &r->e[i];
+	qsort(sorted, r->n, sizeof(struct entry *), by_dirname);
+	for (uint32_t i = 1; i < r->n && !x; i++) {
+		if (!by_dirname(&sorted[i - 1], &sorted[i]))
+			x = reg_error(r, -EINVAL, "parameter %s is named twice", sorted[i]->label);
+	}
+	free(sorted);
+	return x;
+}
+
 int reg_check(struct reg *r)
 {
 	struct ns *ns = r->s->e->c.ns;
 	bool must = (r->flags & MOMENT_REG_EXIST) || r->s->readonly;
+	int x = check_twice(r);
 
+	if (x)
+		return x;
 	for (uint32_t i = 0; i < r->n; i++) {
 		struct entry *e = &r->e[i];
 		struct ns_attr a;
-		int x;
 
-		for (uint32_t k = 0; k < i; k++) {
-			if (!strcmp(r->e[k].dirname, e->dirname))
-				return reg_error(r, -EINVAL, "parameter %s is named twice",
-						 e->label);
-		}
 		x = ns_peek(ns, NS_ROOT, e->dirname, &a);
 		if (x == -ENOENT) {
 			if (must)
