@@ -369,6 +369,7 @@ int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *er
 			cat_close_readonly(&reader);
 		}
 	} else {
+		cat_wal_from_ballast(c);
 		res = cat_db_open(&place, opts->vfs, false, &c->db, err, errlen);
 		/* SQLite makes the WAL anew: on a full disk the ballast gives it room. */
 		if (res < 0 && res != -EUCLEAN && res != -EBUSY && cat_ballast_drop(c)) {

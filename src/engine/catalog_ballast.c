@@ -17,6 +17,7 @@
 #include "engine/catalog_impl.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -67,6 +68,25 @@ static void wal_room(struct catalog *c, uint64_t most)
 		return;
 	if (fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)want) == 0)
 		c->wal_room = want;
+	close(fd);
+}
+
+void cat_wal_from_ballast(struct catalog *c)
+{
+	static const char wiped[32]; /* a WAL without a header is an empty one */
+	uint64_t have = file_size(c->dirfd, CATALOG_BALLAST);
+	struct stat st;
+	int fd;
+
+	if (!have || host_free(c) / BALLAST_SHARE >= BALLAST_MIN ||
+	    fstatat(c->dirfd, CATALOG_WAL, &st, AT_SYMLINK_NOFOLLOW) == 0)
+		return;
+	fd = ours_open(c->dirfd, CATALOG_BALLAST, O_WRONLY, NULL);
+	if (fd < 0)
+		return;
+	if (pwrite(fd, wiped, sizeof(wiped), 0) == sizeof(wiped) && fdatasync(fd) == 0 &&
+	    renameat(c->dirfd, CATALOG_BALLAST, c->dirfd, CATALOG_WAL) == 0)
+		c->wal_room = min_u64(have, CATALOG_WAL_LIMIT);
 	close(fd);
 }
 

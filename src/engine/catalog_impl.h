@@ -187,6 +187,9 @@ int cat_settle(sqlite3 *db);
 
 void cat_ballast_restore(struct catalog *c); /* makes it as large as it should be, if there is room
 					      */
+/* Before SQLite makes a WAL: where little is free the ballast becomes it, so that nobody can take the
+ * space in between. */
+void cat_wal_from_ballast(struct catalog *c);
 /* The WAL has gone, with `freed` bytes. */
 void cat_ballast_keep(struct catalog *c, uint64_t freed);
 bool cat_ballast_drop(struct catalog *c);    /* true: something was freed */

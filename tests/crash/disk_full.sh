@@ -105,19 +105,23 @@ for fs; do
 	done
 	run 0 200
 
-	touch "$tmp/greedy" # somebody takes whatever gets free, at once, while the catalog's log grows and is emptied
-	(
-		sleep 0.2
-		while [ -e "$tmp/greedy" ]; do
-			dd if=/dev/zero of="$disk/filler9" bs=4K oflag=append conv=notrunc status=none 2>/dev/null || true
-		done
-	) &
-	filler=$!
-	case $fs in btrfs) run any 400 ;; *) run 0 400 ;; esac
-	rm "$tmp/greedy"
-	wait "$filler"
-	free
-	run 0 420
+	for when in 0.2 0; do # somebody takes whatever gets free, at once: from within a run on, or before it begins
+		touch "$tmp/greedy"
+		(
+			sleep "$when"
+			while [ -e "$tmp/greedy" ]; do
+				dd if=/dev/zero of="$disk/filler9" bs=4K oflag=append conv=notrunc status=none 2>/dev/null || true
+			done
+		) &
+		filler=$!
+		[ "$when" != 0 ] || sleep 0.7
+		last=$(awk '{ c = $2 } END { print c + 0 }' "$tmp/log")
+		case $fs in btrfs) run any $((last + 200)) ;; *) run 0 $((last + 200)) ;; esac
+		rm "$tmp/greedy"
+		wait "$filler"
+		free
+		run 0 $((last + 220))
+	done
 	umount "$disk"
 done
 [ -n "$ran" ] || skip "no file system could be made and mounted"
