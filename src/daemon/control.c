@@ -78,8 +78,8 @@ static void explain(struct daemon *d, const char *command, int res)
 	else if (res == -ESTALE)
 		control_end(
 			d, res,
-			"%s: the state is torn (a session ended inside a step); momentctl rollback "
-			"returns to the last commit",
+			"%s: the state is torn (a step was begun, and its process ended inside it); "
+			"momentctl rollback returns to the last commit",
 			command);
 	else if (res == -ENOSPC)
 		control_end(d, res,
@@ -106,6 +106,8 @@ static bool finish_commit(struct request *r, int64_t res)
 
 static bool finish_rollback(struct request *r, int64_t res)
 {
+	if (res >= 0)
+		bracket_ended(r->d);
 	if (res < 0) {
 		explain(r->d, "rollback", (int)res);
 		reply_err(r->req, (int)res);
@@ -305,14 +307,22 @@ static bool finish_step(struct request *r, int64_t res)
 {
 	const char *word = r->op.kind == ENGINE_STEP_BEGIN ? "begin" : "end";
 
+	if (r->op.kind == ENGINE_STEP_BEGIN && res >= 0)
+		bracket_began(r->d, r->owner, r->handle, r->op.arg);
+	/* Refused in the form of -EINVAL; with any other error it has ended, but is not durable. */
+	if (r->op.kind == ENGINE_STEP_END && res != -EINVAL && (res != -ENOMEM || r->op.text))
+		bracket_ended(r->d);
 	if (res >= 0)
 		return step_next(r);
 	control_begin(r->d, "step");
 	if (r->op.text)
-		control_end(r->d, (int)res, "step %" PRIu64 " is not begun, it could not be stored: %s",
-			    r->op.arg, r->op.text);
+		control_end(r->d, (int)res, "step %" PRIu64 " %s: %s", r->op.arg,
+			    r->op.kind == ENGINE_STEP_BEGIN
+				    ? "is not begun, it could not be stored"
+				    : "has ended, but what its writer synced is not on the drive",
+			    r->op.text);
 	else if (res == -EBUSY)
-		control_end(r->d, -EBUSY, "step: %s %" PRIu64 ": another step is open", word,
+		control_end(r->d, -EBUSY, "step: %s %" PRIu64 ": another step is open, or goes back to the last commit", word,
 			    r->op.arg);
 	else if (res == -EINVAL)
 		control_end(r->d, -EINVAL, "step: %s %" PRIu64 ": that step is not open", word,
@@ -324,11 +334,10 @@ static bool finish_step(struct request *r, int64_t res)
 	return false;
 }
 
-static void write_step(struct daemon *d, fuse_req_t req, const char *buf, size_t size)
+static void write_step(fuse_req_t req, const struct text *t, const char *buf, size_t size)
 {
 	struct request *r = request_create(req, ENGINE_STEP_BEGIN, 0, finish_step);
 
-	(void)d;
 	if (!r)
 		return;
 	r->text = malloc(size + 1);
@@ -339,6 +348,8 @@ static void write_step(struct daemon *d, fuse_req_t req, const char *buf, size_t
 	}
 	memcpy(r->text, buf, size);
 	r->done = r->size = size;
+	r->handle = t;
+	r->owner = bracket_owner(r->tid);
 	if (!step_next(r))
 		request_destroy(r);
 }
@@ -461,7 +472,7 @@ void virt_write(struct daemon *d, fuse_req_t req, uint64_t ino, struct text *t, 
 	size_t len = size;
 
 	if (ino == VIRT_INO(VIRT_STEP)) {
-		write_step(d, req, buf, size);
+		write_step(req, t, buf, size);
 	} else if (ino == VIRT_INO(VIRT_PREFETCH)) {
 		write_hints(d, req, t, buf, size);
 	} else if (ino == VIRT_INO(VIRT_CONTROL)) {

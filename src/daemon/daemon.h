@@ -35,6 +35,7 @@
 #define EXIT_MOUNTPOINT 3
 #define EXIT_FUSE	4
 #define EXIT_RUNTIME	5
+#define EXIT_DROPPED	6
 
 struct receive;
 struct notify;
@@ -58,6 +59,16 @@ struct control_state {
 	char message[512];
 };
 
+/* The plain step that is open: bracket.c. */
+#define BRACKET_NONE	0
+#define BRACKET_UNKNOWN (-1)
+struct bracket {
+	_Atomic pid_t owner;
+	const struct text *_Atomic handle; /* that stands for an owner who cannot be watched */
+	_Atomic uint64_t step;
+	struct loop_watch watch; /* of the owner; fd -1: none */
+};
+
 struct daemon {
 	struct engine *e;
 	struct ns *ns;
@@ -72,6 +83,7 @@ struct daemon {
 	struct receive *receive;
 	struct notify *notify;
 	struct interrupts *interrupts;
+	struct bracket bracket;
 	struct session_socket *socket;
 
 	int event_fd;
@@ -219,6 +231,8 @@ struct request {
 	bool answered;	    /* before the engine was done with it */
 	struct rx_buf *buf; /* the receive buffer that holds op.data, or NULL */
 	char *text;	    /* malloc'ed, freed with the request: lines still to do (control.c) */
+	const struct text *handle; /* of .moment/step (control.c) */
+	pid_t owner;
 	size_t size, pos, done;
 	int64_t result;
 	bool direct; /* a WRITE that goes past the kernel's pages */
@@ -260,6 +274,18 @@ void data_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t l
 void data_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi);
 void data_truncate(fuse_req_t req, uint64_t ino, uint64_t size, bool by_handle);
 void data_residency(fuse_req_t req, uint64_t ino, size_t size);
+
+/* ---- bracket.c ------------------------------------------------------------------------------ */
+
+/* Has that thread nothing to do with the plain step that is open? (0: not known.) */
+bool bracket_foreign(struct daemon *d, pid_t tid, bool unknown_is_foreign);
+void bracket_name(fuse_req_t req); /* it is about to change a name */
+pid_t bracket_owner(pid_t tid);
+/* Loop thread: the engine has begun, has ended the step. */
+void bracket_began(struct daemon *d, pid_t owner, const struct text *handle, uint64_t step);
+void bracket_ended(struct daemon *d);
+void bracket_released(struct daemon *d, const struct text *t); /* a handle of .moment/step */
+void bracket_stop(struct daemon *d);
 
 /* ---- receive.c ------------------------------------------------------------------------------ */
 

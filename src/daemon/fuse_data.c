@@ -133,6 +133,9 @@ struct request *request_create(fuse_req_t req, enum engine_op_kind kind, uint64_
 
 void request_submit(struct request *r)
 {
+	/* Only for what changes or syncs files does it make a difference. */
+	if (r->op.kind != ENGINE_READ)
+		r->op.foreign = bracket_foreign(r->d, r->tid, r->op.kind == ENGINE_FSYNC);
 	fuse_req_interrupt_func(r->req, on_interrupt, r);
 	pthread_mutex_lock(&r->lock);
 	r->with_engine = true;
@@ -269,6 +272,8 @@ void data_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	struct daemon *d = daemon_of(req);
 	struct text *t = text_of(fi);
 
+	if (ino == VIRT_INO(VIRT_STEP))
+		bracket_released(d, t);
 	if (ino_is_virtual(ino))
 		virt_flush(d, ino, t);
 	else
@@ -452,7 +457,7 @@ void data_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_fil
 		reply_err(req, 0);
 		return;
 	}
-	r = request_create(req, ENGINE_SYNC, 0, finish_plain);
+	r = request_create(req, ENGINE_FSYNC, 0, finish_plain);
 	if (r)
 		request_submit(r);
 }

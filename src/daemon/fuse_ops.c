@@ -242,6 +242,7 @@ static int make(fuse_req_t req, uint64_t parent, const char *name, mode_t mode, 
 
 	if (res < 0)
 		return res;
+	bracket_name(req);
 	if (S_ISDIR(mode))
 		res = ns_mkdir(d->ns, parent, name, mode, uid, gid, true, a);
 	else
@@ -303,12 +304,14 @@ static void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_
 
 static void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
+	bracket_name(req);
 	reply_err(req,
 		  ino_is_virtual(parent) ? -EPERM : ns_unlink(daemon_of(req)->ns, parent, name));
 }
 
 static void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
+	bracket_name(req);
 	reply_err(req,
 		  ino_is_virtual(parent) ? -EPERM : ns_rmdir(daemon_of(req)->ns, parent, name));
 }
@@ -316,6 +319,7 @@ static void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t newparent,
 		      const char *newname, unsigned int flags)
 {
+	bracket_name(req);
 	if (ino_is_virtual(parent) || ino_is_virtual(newparent))
 		reply_err(req, parent == newparent ? -EPERM : -EXDEV);
 	else

@@ -354,8 +354,8 @@ static int take_down(struct life *l)
 {
 	struct daemon *d = l->d;
 	struct session_socket *s = d->socket;
-	char text[256] = "committed";
-	int res;
+	char text[512] = "committed", dropped[256];
+	int res, status;
 
 	begin_ending(l);
 	control_answer_detach(d, -ECANCELED, "detach: the daemon is ending");
@@ -383,11 +383,18 @@ static int take_down(struct life *l)
 		fuse_session_unmount(d->se);
 		fuse_session_destroy(d->se);
 	}
-	res = engine_close(d->e, true);
+	bracket_stop(d);
+	res = engine_end(d->e, true, dropped, sizeof(dropped));
+	status = res < 0 ? EXIT_RUNTIME : dropped[0] ? EXIT_DROPPED : 0;
 	if (res < 0) {
 		snprintf(text, sizeof(text),
 			 "the last commit failed: %s; what is on disk is the commit before it",
 			 strerror(-res));
+		log_error("%s: %s", d->mountpoint, text);
+	}
+	if (!res && dropped[0]) {
+		res = -ESTALE;
+		snprintf(text, sizeof(text), "%s", dropped);
 		log_error("%s: %s", d->mountpoint, text);
 	}
 	if (s)
@@ -396,7 +403,7 @@ static int take_down(struct life *l)
 	receive_destroy(d);
 	interrupts_destroy(d);
 	notify_destroy(d);
-	return res < 0 ? EXIT_RUNTIME : 0;
+	return status;
 }
 
 /* ---- all of it ------------------------------------------------------------------------------ */

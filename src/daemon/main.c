@@ -124,7 +124,7 @@ static int block_signals(void)
 int main(int argc, char **argv)
 {
 	struct options o;
-	struct daemon d = {.o = &o};
+	struct daemon d = {.o = &o, .bracket.watch.fd = -1};
 	char *backing = NULL, *mountpoint = NULL;
 	int status = options_parse(argc, argv, &o);
 	pthread_condattr_t ca;

@@ -28,6 +28,8 @@
 #ifndef ENGINE_CACHE_H
 #define ENGINE_CACHE_H
 
+#include <stdatomic.h>
+
 #include "engine/arena.h"
 #include "engine/catalog.h"
 #include "engine/io.h"
@@ -91,6 +93,7 @@ struct file {
 	bool changed;	     /* since the last freeze: map, content or size */
 	bool held;	     /* part of an open or torn step: no commit takes it; in cache.held */
 	bool pinned;	     /* tier=ram: its blocks are never evicted */
+	bool stepped;	     /* changed in a plain step since the last commit that took it */
 	bool touched;	     /* bytes changed through leases since the step began */
 	bool generated;	     /* a meta.json made on read: it has no data, for good */
 	uint64_t read_end;   /* of the last plain READ */
@@ -192,6 +195,7 @@ struct cache {
 	struct list held;	   /* files that are held */
 	uint64_t heap;		   /* bytes of heap that files and slots take */
 	struct list changed;	   /* files */
+	atomic_bool step_names;	   /* plain steps have changed names since the last commit */
 	struct freed_list orphans; /* extents of files that are gone */
 
 	struct list woken;		    /* waiters of dropped blocks, woken by the pump */

@@ -29,6 +29,7 @@ struct commit {
 	const char *res_what;
 	uint64_t start_ns, bytes;
 	bool full; /* no file was held back */
+	bool step_names; /* it has names that a plain step changed */
 	bool lost; /* its sync failed */
 	struct freed_list frees;
 	struct unsure_run again; /* what a failed sync made unsure, written again */
@@ -179,6 +180,7 @@ static void undo(struct commit *m)
 			if (s->seq == m->seq)
 				s->seq = 0;
 		file_changed_all(c, f);
+		f->stepped = true; /* maybe; the step's files stay together */
 		file_changed(c, f);
 	}
 	for (size_t i = 0; i < m->frees.n; i++) {
@@ -188,6 +190,8 @@ static void undo(struct commit *m)
 		if (f)
 			file_changed(c, f);
 	}
+	if (m->step_names)
+		atomic_store(&c->step_names, true);
 	m->frees.n = 0;
 }
 
@@ -413,7 +417,7 @@ static int take_file(struct commit *m, struct file *f)
 		}
 	}
 	list_remove(&f->changed_link);
-	f->changed = false;
+	f->changed = f->stepped = false;
 	slots_unmark(f, n);
 	freed_move(&m->frees, &f->frees);
 	return 0;
@@ -464,6 +468,7 @@ void commit_start(struct cache *c)
 		return;
 	}
 	m->running = true;
+	m->step_names = atomic_exchange(&c->step_names, false);
 	m->seq = catalog_txn_seq(m->txn);
 	TRACE(c, "freeze", 0, m->seq, 0);
 	m->res = 0;

@@ -557,6 +557,8 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
 	list_init(&e->runs);
 	list_init(&e->watch.link);
 	list_init(&e->patience);
+	list_init(&e->bracket_waits);
+	list_init(&e->torn_timer.link);
 	list_init(&e->patience_timer.link);
 	list_init(&e->loaded);
 	list_init(&e->repeat.link);
@@ -694,6 +696,8 @@ struct ending {
 	struct commit_wait w;
 	bool commit, done;
 	int res;
+	char *dropped;
+	size_t dropped_len;
 	pthread_mutex_t lock;
 	pthread_cond_t cond;
 };
@@ -718,13 +722,9 @@ static void end_begin(void *arg)
 	scrub_stop(e);
 	session_destroy_all(e);
 	cache_prefetch_clear(c);
+	if (x->commit && !c->readonly)
+		bracket_close(e, x->dropped, x->dropped_len);
 	if (!x->commit || c->readonly || e->plain) {
-		/* A plain bracket that was never ended: what is on disk is the step before it. */
-		if (e->plain)
-			engine_log(
-				e, ENGINE_LOG_WARNING,
-				"step %llu was begun and not ended: the state stays at the last commit",
-				(unsigned long long)e->open_step);
 		end_done(&x->w, 0);
 		return;
 	}
@@ -753,9 +753,11 @@ static void end_trim(void *arg)
 	space_trim_all(arg);
 }
 
-int engine_close(struct engine *e, bool commit)
+int engine_end(struct engine *e, bool commit, char *dropped, size_t len)
 {
-	struct ending x = {.e = e, .commit = commit};
+	struct ending x = {.e = e, .commit = commit, .dropped = dropped, .dropped_len = len};
+
+	dropped[0] = 0;
 
 	holder_closing(e->c.readonly ? -1 : e->lockfd);
 	pthread_mutex_init(&x.lock, NULL);
@@ -772,6 +774,13 @@ int engine_close(struct engine *e, bool commit)
 		loop_call(e->loop, end_trim, &e->c);
 	fini(e);
 	return x.res;
+}
+
+int engine_close(struct engine *e, bool commit)
+{
+	char dropped[256];
+
+	return engine_end(e, commit, dropped, sizeof(dropped));
 }
 
 void engine_abandon(struct engine *e)

@@ -87,6 +87,11 @@ int engine_open(const char *backing, const struct engine_opts *opts, struct engi
  * thread.
  */
 int engine_close(struct engine *e, bool commit);
+/* The same. `dropped` gets what of a step that was begun and not ended is lost by it, or "". */
+int engine_end(struct engine *e, bool commit, char *dropped, size_t len);
+
+/* A name is about to be changed by who has to do with the plain step that is open. Any thread. */
+void engine_step_names(struct engine *e);
 
 /* Like a kill -9 of the process as far as the backing goes, for tests: no commit, nothing more is
  * written. */
@@ -123,15 +128,19 @@ enum engine_op_kind {
 	ENGINE_ALLOCATE, /* ino off len: reserves space so that writes there cannot fail; arg 1:
 			    keep size */
 	ENGINE_SEEK,	 /* ino off, arg SEEK_DATA or SEEK_HOLE -> res: offset or -ENXIO */
-	ENGINE_FSYNC,	 /* ino: durable on return; a file of an open step: returns at once (durable
-			    with the step) */
+	ENGINE_FSYNC,	 /* ino (0: names): durable on return; a file of a session's open step, or
+			    inside a plain one by its writer: at once, durable with the step; by another:
+			    waits for its end, -EBUSY when it does not come; -ESTALE: the step is torn */
 	ENGINE_SYNC, /* everything that may be committed now, durable on return (momentctl commit,
 			unmount) */
 	ENGINE_PREFETCH,   /* ino off len: a hint; completes at once */
 	ENGINE_STEP_BEGIN, /* arg: step. A plain bracket (.moment/step): until the end no commit
 			      takes anything plain. -EBUSY. When commits have been failing: that
 			      commit's error, with a text */
-	ENGINE_STEP_END,   /* arg: step; -EINVAL if another one is open */
+	ENGINE_STEP_END,   /* arg: step; -EINVAL if another one is open. If its writer has asked for an fsync
+			      inside, it is done when that is durable; another error: it has ended, and is not
+			      durable */
+	ENGINE_STEP_TEAR,  /* arg: step: who began it is gone. -EINVAL if it is not open */
 	ENGINE_ROLLBACK,   /* everything back to the last commit; -EBUSY while anything is open for
 			      writing or a live session has a step open */
 	ENGINE_SCRUB,	   /* reads and verifies every extent, low priority; result in status; res:
@@ -155,6 +164,7 @@ struct engine_op {
 	uint64_t ino, off, len, arg;
 	const void *data;
 	void (*done)(struct engine_op *);
+	bool foreign; /* made by somebody who has nothing to do with the plain step that is open */
 	/* Optional, for WRITE: res is settled, and whoever asks from now on finds the bytes there;
 	 * but `data` is used until done(). On the loop thread, before done(), and not always. */
 	void (*accepted)(struct engine_op *);

@@ -81,7 +81,12 @@ struct engine {
 	/* steps; loop thread */
 	uint64_t open_step; /* of the writing session or of a plain bracket; STEP_NONE */
 	bool plain;	    /* it is a plain bracket */
-	bool torn;	    /* the session died inside open_step; its files are held */
+	bool torn;	    /* who began open_step died inside it; its files are held */
+	bool step_changed;  /* bytes, by the plain step that is open */
+	bool sync_at_end;   /* its writer asked for an fsync inside it */
+	atomic_bool names_in_step;  /* it has changed names; set by any thread */
+	struct list bracket_waits;  /* waiters for its end */
+	struct loop_timer torn_timer; /* bracket.c */
 	bool reverting;
 	struct session *writer; /* the one writing session */
 	struct list sessions;
@@ -116,6 +121,11 @@ void ops_drop_file(struct engine *e, uint64_t ino); /* the inode is gone */
 
 /* report.c: what was only counted is told */
 void report_flush(struct engine *e);
+
+/* bracket.c: no plain step is open any more; who waited for that asks again */
+void bracket_over(struct engine *e);
+/* The engine closes: a step that is open is torn. `dropped` gets what is lost by it, if anything. */
+void bracket_close(struct engine *e, char *dropped, size_t len);
 
 /* holder.c: one process a backing */
 int holder_take(int dirfd, const char *path, const struct engine_opts *opts, bool readonly,

@@ -35,6 +35,7 @@ struct op_run *run_new(struct engine *e, struct engine_op *op, unsigned int n)
 	list_init(&r->w.link);
 	list_init(&r->cw.link);
 	list_init(&r->patience.link);
+	list_init(&r->timer.link);
 	list_push_back(&e->runs, &r->link);
 	oldest_watch(e);
 	if (op)
@@ -47,6 +48,8 @@ void run_free(struct op_run *r)
 	if (!r)
 		return;
 	list_remove(&r->link);
+	list_remove(&r->w.link);
+	loop_timer_clear(r->e->loop, &r->timer);
 	patience_end(&r->patience);
 	free(r->own);
 	free(r);
@@ -305,6 +308,7 @@ static void op_write(struct engine *e, struct engine_op *op)
 	r->f = f;
 	r->pos = op->off;
 	r->end = op->off + op->len;
+	bracket_changes(e, f, op);
 	write_next(r);
 }
 
@@ -678,21 +682,26 @@ static void sync_done(struct commit_wait *w, int res)
 	op_end(container_of(w, struct op_run, cw)->op, res);
 }
 
-static void op_sync(struct engine *e, struct engine_op *op)
+void op_sync(struct engine *e, struct engine_op *op)
 {
 	struct cache *c = &e->c;
 	struct op_run *r;
 
 	if (op->kind == ENGINE_FSYNC) {
 		struct file *f = file_find(c, op->ino);
+		int res = bracket_sync(e, op, f);
 
-		/* Durable with the step, so never waited for here. */
-		if ((f && f->held) || e->plain) {
-			op_end(op, 0);
+		if (res == 2)
+			return; /* it waits */
+		/* Of a session's step: durable with it, so never waited for here. */
+		if (res == 1 && f && f->held)
+			res = 0;
+		if (res != 1) {
+			op_end(op, res);
 			return;
 		}
 	} else if (e->plain) {
-		op_end(op, -EBUSY);
+		op_end(op, e->torn ? -ESTALE : -EBUSY);
 		return;
 	}
 	r = run_new(e, op, 0);
@@ -704,65 +713,6 @@ static void op_sync(struct engine *e, struct engine_op *op)
 	commit_request(c, &r->cw);
 }
 
-static void op_step(struct engine *e, struct engine_op *op);
-
-/* The commit that was to show whether steps may go on. */
-static void step_tried(struct commit_wait *w, int res)
-{
-	struct op_run *r = container_of(w, struct op_run, cw);
-	struct engine *e = r->e;
-	struct engine_op *op = r->op;
-	char why[768];
-
-	if (!res) {
-		run_free(r);
-		op->run = NULL;
-		op_step(e, op);
-		return;
-	}
-	commit_explain(&e->c, why, sizeof(why));
-	op->text = why;
-	op_end(op, res);
-}
-
-static void op_step(struct engine *e, struct engine_op *op)
-{
-	struct cache *c = &e->c;
-	struct op_run *r;
-
-	if (op->kind == ENGINE_STEP_BEGIN) {
-		if (c->readonly || e->open_step != STEP_NONE || e->torn || e->reverting ||
-		    e->writer) {
-			op_end(op, c->readonly ? -EROFS : -EBUSY);
-			return;
-		}
-		if (commit_stalled(c)) {
-			r = run_new(e, op, 0);
-			if (!r) {
-				op_end(op, -ENOMEM);
-				return;
-			}
-			r->cw.done = step_tried;
-			commit_request(c, &r->cw);
-			return;
-		}
-		e->open_step = op->arg;
-		e->plain = true;
-		commit_block(c);
-	} else {
-		if (!e->plain || e->open_step != op->arg) {
-			op_end(op, -EINVAL);
-			return;
-		}
-		e->open_step = STEP_NONE;
-		e->plain = false;
-		commit_set_boundary(c, op->arg);
-		commit_unblock(c);
-		commit_maybe(c);
-	}
-	op_end(op, 0);
-}
-
 static void rollback_done(void *arg, int res)
 {
 	op_end(arg, res);
@@ -770,7 +720,7 @@ static void rollback_done(void *arg, int res)
 
 static void op_rollback(struct engine *e, struct engine_op *op)
 {
-	bool all = !e->torn;
+	bool all = !e->torn || e->plain;
 
 	if (e->c.readonly) {
 		op_end(op, -EROFS);
@@ -818,6 +768,7 @@ static void op_start(struct loop_task *t)
 		return;
 	case ENGINE_STEP_BEGIN:
 	case ENGINE_STEP_END:
+	case ENGINE_STEP_TEAR:
 		op_step(e, op);
 		return;
 	case ENGINE_ROLLBACK:
@@ -854,6 +805,7 @@ static void op_start(struct loop_task *t)
 		return;
 	}
 	r->f = f;
+	bracket_changes(e, f, op);
 	if (op->kind == ENGINE_TRUNCATE) {
 		r->resume = truncate_resume;
 		truncate_resume(r);
@@ -931,7 +883,9 @@ static void cancel_fn(struct loop_task *t)
 			break;
 		r = NULL;
 	}
-	if (r && (r->op->kind == ENGINE_FSYNC || r->op->kind == ENGINE_SYNC) &&
+	if (r && r->op->kind == ENGINE_FSYNC && list_linked(&r->w.link)) /* for a step's end */
+		op_end(r->op, -EINTR);
+	else if (r && (r->op->kind == ENGINE_FSYNC || r->op->kind == ENGINE_SYNC) &&
 	    commit_cancel(&r->e->c, &r->cw))
 		op_end(r->op, -EINTR);
 	else if (r && r->op->kind == ENGINE_READ && cache_get_cancel(&r->e->c, &r->g)) {

@@ -142,6 +142,7 @@ static void revert_load(struct revert *r)
 	}
 	e->reverting = false;
 	commit_unblock(c);
+	bracket_over(e);
 	ops_unpark(e);
 	engine_invalidate(e, revert_end, r);
 }
@@ -188,10 +189,12 @@ static void forget(struct revert *r)
 		/* So is what was to be freed: it is the committed state. */
 		f->frees.n = 0;
 		list_remove(&f->changed_link);
-		f->changed = f->touched = false;
+		f->changed = f->touched = f->stepped = false;
 	}
-	if (r->all)
+	if (r->all) {
 		c->orphans.n = 0;
+		atomic_store(&c->step_names, false);
+	}
 }
 
 /* What the catalog is asked for: the files and the directories that have their step counts. */

@@ -47,6 +47,7 @@ static struct engine_opts opts;
 static char last[16][160];
 static uint64_t plain_step;
 static bool bracket, full;
+static bool synced; /* an fsync was asked for inside it */
 
 static uint64_t rnd(void)
 {
@@ -498,7 +499,9 @@ static void do_commit(void)
 		note("fsync %s", m->name);
 		must(engine_call(e, ENGINE_FSYNC, m->ino, 0, 0, 0), "fsync");
 		if (bracket)
-			return; /* it took the bytes; they are durable with the step */
+			synced = true; /* durable with the end */
+		if (bracket)
+			return;
 	} else {
 		int64_t r;
 
@@ -530,9 +533,13 @@ static void do_bracket(void)
 		settle();
 		note("begin %llu", (unsigned long long)plain_step);
 		must(engine_call(e, ENGINE_STEP_BEGIN, 0, 0, 0, ++plain_step), "begin");
+		synced = false;
+		engine_step_names(e); /* the daemon says so when one is changed */
 	} else {
 		note("end %llu", (unsigned long long)plain_step);
 		must(engine_call(e, ENGINE_STEP_END, 0, 0, 0, plain_step), "end");
+		if (synced)
+			is_committed();
 	}
 	bracket = !bracket;
 }

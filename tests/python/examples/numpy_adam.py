@@ -31,9 +31,9 @@ def adam(mount, name, p, gradient_of, steps, lr=1e-3, b1=0.9, b2=0.999, eps=1e-8
             m += (1 - b1) * (g - m)
             v += (1 - b2) * (g * g - v)
             p -= lr / (1 - b1**t) * m / (np.sqrt(v / (1 - b2**t)) + eps)
-            m.flush()
+            m.flush()  # inside the bracket that does not wait for the drive ...
             v.flush()
-            print(f"end {t}", file=step)  # from here on a crash returns to step t or a later one, never between
+            print(f"end {t}", file=step)  # ... and this does: from here on a crash returns to step t or a later one
 
 
 if __name__ == "__main__":
