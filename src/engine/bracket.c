@@ -169,10 +169,10 @@ static void tear(struct engine *e)
 		n++;
 	}
 	engine_log(e, ENGINE_LOG_WARNING,
-		   "step %llu was begun, and its process ended before the end: the state is torn; %s%u files "
-		   "go back to the last commit as soon as nobody has %s open for writing",
-		   (unsigned long long)e->open_step, names ? "everything, with " : "", n,
-		   names ? "anything" : "one of them");
+		   "step %llu was begun and not ended: the state is torn; it changed %u files%s go back to "
+		   "the last commit as soon as none of %s is open for writing",
+		   (unsigned long long)e->open_step, n, names ? " and names, so all files" : ", which",
+		   names ? "all" : "these");
 	if (!names) {
 		e->plain = false;
 		commit_unblock(c);

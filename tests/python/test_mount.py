@@ -319,6 +319,8 @@ class Dying(MountCase):
             "    opt.step()\n"
             "    if step == 4: opt.commit()\n"
             "opt._session.pre_step(7)\n"
+            "if sys.argv[2] == 'mmap':  # a session needs no change to be torn\n"
+            "    os.pwrite(os.open(sys.argv[1] + '/params/p/exp_avg', os.O_RDWR), b'seven', 0)\n"
             "os.kill(os.getpid(), signal.SIGKILL)\n"
         )
         for data in ("session", "mmap"):
