@@ -498,10 +498,10 @@ static void do_commit(void)
 	if (m && below(2)) {
 		note("fsync %s", m->name);
 		must(engine_call(e, ENGINE_FSYNC, m->ino, 0, 0, 0), "fsync");
-		if (bracket)
+		if (bracket) {
 			synced = true; /* durable with the end */
-		if (bracket)
 			return;
+		}
 	} else {
 		int64_t r;
 
