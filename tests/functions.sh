@@ -60,6 +60,17 @@ trap 'exit 143' TERM HUP
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/momentfs-test.XXXXXX")
 cleanup_fn rm -rf --one-file-system "$tmp"
 
+# private_mounts COMMAND...: in a mount namespace of its own. Mounts of other tests that run beside are not kept in
+# it: a momentfs that is unmounted goes on as long as another namespace has it, and momentctl umount says so.
+private_mounts() {
+	unshare -m --propagation private bash -c 'mine=$1
+		shift
+		while read -r _ _ _ _ point _; do
+			case $point in "$mine"/*) ;; *) umount -l "$point" ;; esac
+		done < <(grep -s " - fuse.momentfs " /proc/self/mountinfo)
+		exec "$@"' - "$tmp" "$@"
+}
+
 # retry SECONDS COMMAND...: until it succeeds; false when the time is over.
 retry() {
 	local end=$((${EPOCHREALTIME/./} + $1 * 1000000))

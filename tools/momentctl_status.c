@@ -104,8 +104,9 @@ static void print_session(void *arg, const char *value)
 	(void)arg;
 	if (!j)
 		return;
-	printf("session  %s (pid %s)\n", or_none(ctl_json_get(j, "$.client")),
-	       ctl_json_get(j, "$.pid"));
+	printf("session  %s (%s%s)\n", or_none(ctl_json_get(j, "$.client")),
+	       ctl_json_u64(j, "$.pid") ? "pid " : "a process in another pid namespace, a container",
+	       ctl_json_u64(j, "$.pid") ? ctl_json_get(j, "$.pid") : "");
 	ctl_json_close(j);
 }
 

@@ -30,7 +30,7 @@
 #include "moment/protocol.h"
 #include "momentctl.h"
 
-#define HELD_AFTER 2 /* seconds that the kernel has to let go of a mount that nobody has any more */
+#define HELD_AFTER 5 /* seconds that the kernel has to let go of a mount that nobody has any more */
 
 extern char **environ;
 

@@ -178,13 +178,14 @@ static void start_detach(struct daemon *d, fuse_req_t req, size_t size, bool for
 {
 	unsigned int sessions = session_socket_sessions(d->socket);
 	struct request *r;
+	char who[64];
 	bool taken;
 
 	if (sessions && !force) {
 		refuse(d, req, "detach", -EBUSY,
-		       "a session is attached (pid %d); end it first, or use --force, which drops what "
+		       "a session is attached (%s); end it first, or use --force, which drops what "
 		       "it has not committed",
-		       (int)session_socket_writer(d->socket));
+		       holder_who(who, session_socket_writer(d->socket)));
 		return;
 	}
 	r = request_create(req, ENGINE_SYNC, 0, finish_commit);

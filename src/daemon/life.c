@@ -332,11 +332,12 @@ static void serve(struct life *l)
 static void serve_sessions(struct life *l)
 {
 	struct daemon *d = l->d;
+	char who[64];
 
 	if (!session_socket_sessions(d->socket) || atomic_load(&d->forced))
 		return;
-	log_notice("unmounted, but a session is attached (pid %d); serving it until it ends",
-		   (int)session_socket_writer(d->socket));
+	log_notice("unmounted, but a session is attached (%s); serving it until it ends",
+		   holder_who(who, session_socket_writer(d->socket)));
 	atomic_store(&d->detaching, true); /* the last session raises EVENT_IDLE */
 	while (session_socket_sessions(d->socket) && now_ms() < l->deadline) {
 		unsigned int seen = l->signals;

@@ -115,6 +115,8 @@ int engine_dirfd(const struct engine *e);	    /* of the backing; the engine's */
 /* The number of this process's pid namespace, 0 where /proc does not tell: a pid means something only
  * to who is in the same one. */
 uint64_t holder_pid_namespace(void);
+/* "pid 42 on this host"; of a process that this one cannot see, whose pid is 0 to it, where it is. */
+const char *holder_who(char buf[64], long pid);
 
 /* ---- ops -------------------------------------------------------------------------------- */
 

@@ -35,6 +35,15 @@ uint64_t holder_pid_namespace(void)
 	return stat("/proc/self/ns/pid", &st) ? 0 : (uint64_t)st.st_ino;
 }
 
+const char *holder_who(char buf[64], long pid)
+{
+	if (pid > 0)
+		snprintf(buf, 64, "pid %ld on this host", pid);
+	else
+		snprintf(buf, 64, "a process in another pid namespace, a container");
+	return buf;
+}
+
 static void write_text(int fd, const char *name, const char *state)
 {
 	char host[128] = "?", text[512];

@@ -232,6 +232,7 @@ static void hello(struct session *s, const struct moment_msg *msg)
 	const struct moment_hello *m = (const struct moment_hello *)msg;
 	struct engine *e = s->e;
 	struct hello_revert *h;
+	char who[64];
 
 	if (m->version != MOMENT_PROTOCOL_VERSION) {
 		session_error(
@@ -262,9 +263,9 @@ static void hello(struct session *s, const struct moment_msg *msg)
 		if (e->writer)
 			session_error(
 				s, msg, -EBUSY,
-				"%s already has a writing session: %s (pid %ld on this host); one at a time, end that one "
+				"%s already has a writing session: %s (%s); one at a time, end that one "
 				"first",
-				e->path, e->writer->client, (long)e->writer->opts.pid);
+				e->path, e->writer->client, holder_who(who, e->writer->opts.pid));
 		else
 			session_error(
 				s, msg, -EBUSY,
@@ -448,13 +449,15 @@ void session_destroy(struct session *s)
 	list_remove(&s->link);
 	session_drop_leases(s);
 	if (s->stepping) {
+		char who[64];
+
 		/* Its files stay held: no commit takes them before a rollback. */
 		e->torn = true;
 		engine_log(
 			e, ENGINE_LOG_WARNING,
-			"%s (pid %ld) ended inside step %llu: the state is torn; the next session or momentctl "
+			"%s (%s) ended inside step %llu: the state is torn; the next session or momentctl "
 			"rollback returns to the last commit",
-			s->client[0] ? s->client : "the session", (long)s->opts.pid,
+			s->client[0] ? s->client : "the session", holder_who(who, s->opts.pid),
 			(unsigned long long)s->step);
 	}
 	session_unregister_all(s);

@@ -116,8 +116,10 @@ struct session *session_lessee_of(struct engine *e, const struct file *f)
 
 void session_lessee_text(const struct session *s, char *out, size_t len)
 {
-	snprintf(out, len, "%s (pid %ld) keeps %llu blocks leased to %s: end it first",
-		 s->client[0] ? s->client : "a session", (long)s->opts.pid,
+	char who[64];
+
+	snprintf(out, len, "%s (%s) keeps %llu blocks leased to %s: end it first",
+		 s->client[0] ? s->client : "a session", holder_who(who, s->opts.pid),
 		 (unsigned long long)s->nleases, s->readonly ? "read" : "change");
 }
 

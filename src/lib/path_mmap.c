@@ -28,6 +28,7 @@
 #include <unistd.h>
 
 #include "moment/protocol.h"
+#include "engine/engine.h"
 #include "lib/error.h"
 #include "lib/json.h"
 #include "lib/path_mmap.h"
@@ -590,6 +591,7 @@ int path_mmap_held(const char *mount)
 static int no_session(struct mm *m, const char *status)
 {
 	const char *s;
+	char who[64];
 
 	for (s = json_first(json_find(status, "sessions")); s; s = json_next(s)) {
 		const char *writes = json_find(s, "writes");
@@ -597,10 +599,10 @@ static int no_session(struct mm *m, const char *status)
 		if (writes && strncmp(writes, "true", 4) == 0)
 			return err_set(
 				-EBUSY,
-				"%s already has a writing session (pid %llu on this host); one at a time, "
+				"%s already has a writing session (%s); one at a time, "
 				"end that one first",
 				m->path.mount,
-				(unsigned long long)json_u64(json_find(s, "pid"), 0));
+				holder_who(who, (long)json_u64(json_find(s, "pid"), 0)));
 	}
 	return 0;
 }

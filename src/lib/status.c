@@ -2,7 +2,6 @@
 /* status.c - looking at mounts from outside: ordinary reads, in the caller's thread. */
 #include <errno.h>
 #include <fcntl.h>
-#include <mntent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,21 +70,47 @@ out_free:
 	return res;
 }
 
+/* Undoes the kernel's octal escapes, in place: of blanks, backslashes, and since 6.0 of '#', which
+ * getmntent(3) does not know; nor does that take a line of two long paths. */
+static void unescape(char *text)
+{
+	char *to = text;
+
+	for (; *text; to++) {
+		if (text[0] == '\\' && text[1] >= '0' && text[1] <= '3' && text[2] >= '0' &&
+		    text[2] <= '7' && text[3] >= '0' && text[3] <= '7') {
+			*to = (char)((text[1] - '0') << 6 | (text[2] - '0') << 3 | (text[3] - '0'));
+			text += 4;
+		} else {
+			*to = *text++;
+		}
+	}
+	*to = '\0';
+}
+
 char *mount_of_backing(const char *backing)
 {
-	char *want = realpath(backing, NULL), *found = NULL;
-	struct mntent *m;
-	FILE *f;
+	char *want = realpath(backing, NULL), *found = NULL, *line = NULL;
+	FILE *f = want ? fopen("/proc/self/mounts", "re") : NULL;
+	size_t size = 0;
 
-	f = want ? setmntent("/proc/self/mounts", "re") : NULL;
-	while (f && (m = getmntent(f)) != NULL) {
-		if (strcmp(m->mnt_type, "fuse.momentfs") != 0 || strcmp(m->mnt_fsname, want) != 0)
+	/* source, mount point, type */
+	while (f && getline(&line, &size, f) > 0) {
+		char *rest = line, *source = strsep(&rest, " "), *point = strsep(&rest, " ");
+		char *type = strsep(&rest, " ");
+
+		if (!type || strcmp(type, "fuse.momentfs"))
 			continue;
+		unescape(source);
+		if (strcmp(source, want))
+			continue;
+		unescape(point);
 		free(found); /* the last one is on top of those that a crash may have left */
-		found = strdup(m->mnt_dir);
+		found = strdup(point);
 	}
 	if (f)
-		endmntent(f);
+		fclose(f);
+	free(line);
 	free(want);
 	return found;
 }

@@ -98,7 +98,7 @@ refuses 3 "not empty.*thesis.txt" "$back" "$tmp/full"
 
 # --- 4: no FUSE. Each cause its own message (in a mount namespace of its own).
 if [ "$(id -u)" = 0 ] && command -v unshare setpriv >/dev/null; then
-	in_ns() { unshare -m --propagation private bash -c "$1" _ "$MOMENTFS" "$back" "$mnt" "$tmp"; }
+	in_ns() { private_mounts bash -c "$1" _ "$MOMENTFS" "$back" "$mnt" "$tmp"; }
 	mkdir "$tmp/dev"
 	no_fuse() { # PATTERN SCRIPT
 		local rc=0 out start=$SECONDS

@@ -24,8 +24,9 @@ held() {
 # 1. another mount namespace
 start_momentfs "$back" "$mnt" $opts
 echo one >"$mnt/params/f"
-unshare -m --propagation private sleep 300 &
-holder=$!
+private_mounts bash -c 'echo $$ >"$1"; exec sleep 300' - "$tmp/holder" &
+retry 10 test -s "$tmp/holder" || fail "no second namespace"
+holder=$(cat "$tmp/holder")
 cleanup_fn kill "$holder"
 other_ns() { [ "$(readlink /proc/$holder/ns/mnt)" != "$(readlink /proc/self/ns/mnt)" ] && grep -q "$mnt" /proc/$holder/mountinfo; }
 retry 5 other_ns || fail "no second namespace"
@@ -64,14 +65,14 @@ wait "$momentfs_pid" || fail "a signal to a daemon with a bind mount"
 
 # 3. a holder in another pid namespace is not called by a number that is somebody else's here
 if unshare -p -f --mount-proc true 2>/dev/null; then
-	unshare -p -f --mount-proc --propagation private "$MOMENTFS" -f -o $opts "$back" "$mnt" >"$tmp/log" 2>&1 &
+	private_mounts unshare -p -f --mount-proc "$MOMENTFS" -f -o $opts "$back" "$mnt" >"$tmp/log" 2>&1 &
 	outer=$!
 	cleanup_fn kill "$outer"
 	locked() { grep -q 'state running' "$back/lock"; }
 	retry 20 locked || fail "no daemon in another pid namespace: $(cat "$tmp/log")"
 	mkdir "$tmp/mnt2"
 	expect_failure "another pid namespace \(a container\).*where its pid is 1:" "$MOMENTFS" -o $opts "$back" "$tmp/mnt2"
-	child=$(pgrep -P "$outer")
+	child=$(pgrep -P "$(pgrep -P "$outer")")
 	kill -TERM "$child"
 	wait "$outer" || true
 fi

@@ -99,6 +99,12 @@ os.chdir(sys.argv[1])
 socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect("session.sock")
 PY
 	"$MOMENTCTL" status "$back" >"$tmp/out" || fail "status by the name of the backing"
+	PYTHONPATH=$abs_srcdir/src/python MOMENT_LIBRARY=$abs_builddir/.libs/libmoment.so MOMENT_QUIET=1 MOMENT_DATA=mmap \
+		"$PYTHON3" - "$back" <<'PY' || fail "the mount of a backing at a path of ${#back} bytes is not found"
+import sys
+from momentfs.session import Session
+Session(backing=sys.argv[1]).close()
+PY
 	stop_momentfs "$tmp/$odd.m"
 	"$MOMENTCTL" fsck "$back" || fail "fsck of a backing at a path of ${#back} bytes"
 done

@@ -64,7 +64,7 @@ done
 
 # Where there is no /dev/fuse it says so and runs embedded: here with a /dev that lacks it.
 if [ "$(id -u)" = 0 ]; then
-	unshare -m --propagation private bash -euc '
+	private_mounts bash -euc '
 		mkdir "$1" && mount -t tmpfs dev "$1" && mkdir "$1/shm"
 		for node in null zero full random urandom tty; do
 			touch "$1/$node" && mount --bind "/dev/$node" "$1/$node"

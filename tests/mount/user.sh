@@ -91,4 +91,4 @@ trap - EXIT
 "$MOMENTCTL" umount "$1/open"
 SH
 mknod -m 0666 "$tmp/fuse" c 10 229
-unshare -m --propagation private bash "$tmp/both.sh" "$tmp" "$tmp/fuse"
+private_mounts bash "$tmp/both.sh" "$tmp" "$tmp/fuse"
