@@ -45,71 +45,85 @@ const char *blockmap_check(const struct extent *e, uint32_t block)
 	return NULL;
 }
 
-int blockmap_decode(const void *blob, size_t len, uint32_t block, uint64_t size,
-		    struct extent **out, uint32_t *n, const char **why, uint32_t *at)
+/* Room for `more` further blocks. */
+static int map_copy_reserve(struct map_copy **map, uint32_t more)
+{
+	struct map_copy *m = *map;
+	uint64_t cap = max_u64((uint64_t)m->n + more, (uint64_t)m->cap * 2);
+
+	if (m->n + (uint64_t)more <= m->cap)
+		return 0;
+	m = realloc(m, sizeof(*m) + cap * sizeof(m->v[0]));
+	if (!m)
+		return -ENOMEM;
+	m->cap = (uint32_t)min_u64(cap, UINT32_MAX);
+	list_init(&m->link);
+	*map = m;
+	return 0;
+}
+
+int blockmap_decode(const void *blob, size_t len, uint32_t first, uint32_t block,
+		    struct map_copy **map, const char **why, uint32_t *at)
 {
 	const uint8_t *p = blob;
-	struct extent *map;
-	uint32_t count;
+	uint64_t size = (*map)->size;
+	uint32_t count, there = 0;
 
-	*out = NULL;
-	*n = 0;
 	*at = 0;
 	*why = "length of the block map is not a multiple of 24";
 	if (len % BLOCKMAP_ENTRY)
 		return -EUCLEAN;
 	*why = "the block map has more blocks than the file";
-	if (len / BLOCKMAP_ENTRY > size / block + (size % block != 0))
+	if (len / BLOCKMAP_ENTRY + first > size / block + (size % block != 0))
 		return -EUCLEAN;
 	*why = "more than 2^32 blocks";
-	if (len / BLOCKMAP_ENTRY > UINT32_MAX)
+	if (len / BLOCKMAP_ENTRY + first > UINT32_MAX)
 		return -EUCLEAN;
 	*why = NULL;
 	count = (uint32_t)(len / BLOCKMAP_ENTRY);
-	if (!count)
-		return 0;
-	map = malloc(count * sizeof(*map));
-	if (!map)
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t off;
+
+		memcpy(&off, p + (size_t)i * BLOCKMAP_ENTRY, 8);
+		there += off != 0;
+	}
+	if (map_copy_reserve(map, there))
 		return -ENOMEM;
 	for (uint32_t i = 0; i < count; i++, p += BLOCKMAP_ENTRY) {
-		memcpy(&map[i].off, p, 8);
-		memcpy(&map[i].len, p + 8, 4);
-		memcpy(&map[i].valid, p + 12, 4);
-		memcpy(&map[i].hash, p + 16, 8);
-		map[i].off = le64toh(map[i].off);
-		map[i].len = le32toh(map[i].len);
-		map[i].valid = le32toh(map[i].valid);
-		map[i].hash = le64toh(map[i].hash);
-		*why = blockmap_check(&map[i], block);
-		if (!*why && i == count - 1 && extent_is_hole(&map[i]))
+		struct extent e;
+
+		memcpy(&e.off, p, 8);
+		memcpy(&e.len, p + 8, 4);
+		memcpy(&e.valid, p + 12, 4);
+		memcpy(&e.hash, p + 16, 8);
+		e.off = le64toh(e.off);
+		e.len = le32toh(e.len);
+		e.valid = le32toh(e.valid);
+		e.hash = le64toh(e.hash);
+		*why = blockmap_check(&e, block);
+		if (!*why && i == count - 1 && extent_is_hole(&e))
 			*why = "the last block is a hole";
 		if (*why) {
 			*at = i;
-			free(map);
 			return -EUCLEAN;
 		}
+		if (!extent_is_hole(&e))
+			(*map)->v[(*map)->n++] = (struct mapped){e, first + i};
 	}
-	*out = map;
-	*n = count;
 	return 0;
 }
 
 /* ---- copies ---- */
 
-int map_copy_add(struct list *copies, uint64_t ino, uint64_t size, const struct extent *map,
-		 uint32_t n)
+struct map_copy *map_copy_new(uint64_t ino, uint64_t size, uint32_t cap)
 {
-	struct map_copy *m = malloc(sizeof(*m) + n * sizeof(*map));
+	struct map_copy *m = malloc(sizeof(*m) + cap * sizeof(m->v[0]));
 
 	if (!m)
-		return -ENOMEM;
-	m->ino = ino;
-	m->size = size;
-	m->n = n;
-	if (n)
-		memcpy(m->map, map, n * sizeof(*map));
-	list_push_back(copies, &m->link);
-	return 0;
+		return NULL;
+	*m = (struct map_copy){.ino = ino, .size = size, .cap = cap};
+	list_init(&m->link);
+	return m;
 }
 
 void map_copies_free(struct list *copies)

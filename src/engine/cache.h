@@ -256,8 +256,7 @@ struct file *file_get(
 void file_free(struct cache *c, struct file *f);
 void files_fini(struct cache *c); /* with their blocks; nothing is in flight any more */
 struct file *file_next(struct cache *c, size_t *pos); /* all of them, in no order; from 0 on */
-int file_load_map(struct cache *c, struct file *f, const struct extent *map, uint32_t n,
-		  uint64_t seq);
+int file_load_map(struct cache *c, struct file *f, const struct map_copy *map, uint64_t seq);
 uint64_t file_size_max(const struct cache *c); /* by what a map can hold */
 uint32_t file_nblocks(const struct cache *c, const struct file *f);
 uint32_t file_content(const struct cache *c, const struct file *f,

@@ -21,9 +21,6 @@
 
 #include "engine/ours.h"
 
-#define STR_(x) #x
-#define STR(x)	STR_(x)
-
 static int path_of(char path[PATH_MAX], const char *dir, const char *name)
 {
 	int n = snprintf(path, PATH_MAX, "%s/%s", dir, name);
@@ -91,10 +88,12 @@ static int create(const struct catalog_opts *opts, int dirfd, char *err, size_t 
 		goto out_destroy;
 	res = cat_exec(
 		c.db,
-		"PRAGMA page_size = 4096; PRAGMA application_id = " STR(CATALOG_APP_ID) "; PRAGMA user_version = " STR(
+		"PRAGMA page_size = 4096; PRAGMA application_id = " CATALOG_STR(CATALOG_APP_ID) "; PRAGMA user_version = " CATALOG_STR(
 			CATALOG_VERSION) "; PRAGMA journal_mode = WAL;");
 	if (!res)
 		res = cat_exec(c.db, cat_schema);
+	if (!res)
+		res = cat_exec(c.db, cat_schema_map);
 	if (!res)
 		res = cat_prepare(&c);
 	if (res < 0)
@@ -265,17 +264,6 @@ static int use_wal(sqlite3 *db)
 	return res;
 }
 
-static int call_on_map(const struct catalog_opts *opts, const struct cat_image *img)
-{
-	int res = 0;
-
-	for (size_t r = 0; opts->on_map && !res && r < img->n; r++)
-		if (img->recs[r].n_map)
-			res = opts->on_map(opts->arg, img->recs[r].row.ino, img->recs[r].row.size,
-					   img->recs[r].map, img->recs[r].n_map);
-	return res;
-}
-
 /*
  * What was read may be only in the kernel's cache: a process before us died between a write and its
  * sync, or somebody has just copied the files. From here on it counts as committed, and places that
@@ -297,19 +285,16 @@ static int make_durable(struct catalog *c, char *err, size_t errlen)
 	return res;
 }
 
-static int load(struct catalog *c, const struct catalog_opts *opts, sqlite3 *db, char *err,
+/* Reads all of it and checks it. */
+static int load(const struct catalog_opts *opts, sqlite3 *db, struct cat_image *img, char *err,
 		size_t errlen)
 {
 	struct first_problem first = {err, errlen, opts->dir};
 	struct cat_check check = {.problem = keep_first, .arg = &first};
-	struct cat_image img = {0};
-	uint64_t *gone = NULL;
-	size_t n_gone;
-	int res;
+	int res = cat_quick_check(db, &check);
 
-	res = cat_quick_check(db, &check);
 	if (!res)
-		res = cat_load(db, &img, &check);
+		res = cat_load(db, img, &check);
 	if (res == -EPROTONOSUPPORT)
 		cat_message(
 			err, errlen,
@@ -319,21 +304,59 @@ static int load(struct catalog *c, const struct catalog_opts *opts, sqlite3 *db,
 	else if (res < 0 && !check.problems)
 		cat_message(err, errlen, "%s/" CATALOG_FILE ": %s: %s", opts->dir,
 			    sqlite3_errmsg(db), strerror(-res));
-	if (res < 0)
-		return res;
-	c->meta = img.meta;
-	res = cat_install(c, &img, &gone, &n_gone);
+	return res;
+}
+
+/* What was read becomes the tree, and the maps the caller's; they are handed over one by one when
+ * the rest of what was read is freed. */
+static int install(struct catalog *c, const struct catalog_opts *opts, struct cat_image *img)
+{
+	uint64_t *gone = NULL;
+	struct list maps;
+	size_t n_gone;
+	int res;
+
+	c->meta = img->meta;
+	res = cat_install(c, img, &gone, &n_gone);
 	free(gone); /* an empty tree was replaced */
-	c->ns->next_ino = img.meta.next_ino;
-	if (!res)
-		res = call_on_map(opts, &img);
-	cat_image_fini(&img);
+	c->ns->next_ino = img->meta.next_ino;
+	list_init(&maps);
+	for (size_t r = 0; r < img->n; r++) {
+		if (!img->recs[r].map)
+			continue;
+		list_push_back(&maps, &img->recs[r].map->link);
+		img->recs[r].map = NULL;
+	}
+	cat_image_fini(img);
+	while (!res && opts->on_map && !list_empty(&maps)) {
+		struct map_copy *m = list_first(&maps, struct map_copy, link);
+
+		list_remove(&m->link);
+		res = opts->on_map(opts->arg, m);
+	}
+	map_copies_free(&maps);
+	return res;
+}
+
+static int upgrade(struct catalog *c, const struct catalog_opts *opts, struct cat_image *img,
+		   char *err, size_t errlen)
+{
+	int res = img->meta.m.version == CATALOG_VERSION ? 0 : cat_upgrade(c, img);
+
+	if (res < 0)
+		cat_message(err, errlen,
+			    "%s/" CATALOG_FILE
+			    ": is of format %d and could not be written as format %d: %s%s; it is as "
+			    "it was",
+			    opts->dir, CATALOG_V1, CATALOG_VERSION, strerror(-res),
+			    res == -ENOSPC ? " (free some space on this file system)" : "");
 	return res;
 }
 
 int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *err, size_t errlen)
 {
 	struct cat_place place = {.dir = opts->dir, .name = CATALOG_FILE};
+	struct cat_image img = {0};
 	struct cat_reader reader;
 	struct catalog *c;
 	struct stat st;
@@ -365,7 +388,7 @@ int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *er
 	if (opts->readonly) {
 		res = cat_open_readonly(opts->dir, c->dirfd, opts->vfs, &reader, err, errlen);
 		if (!res) {
-			res = load(c, opts, reader.db, err, errlen);
+			res = load(opts, reader.db, &img, err, errlen);
 			cat_close_readonly(&reader);
 		}
 	} else {
@@ -377,25 +400,30 @@ int catalog_open(const struct catalog_opts *opts, struct catalog **out, char *er
 			res = cat_db_open(&place, opts->vfs, false, &c->db, err, errlen);
 		}
 		if (!res)
-			res = load(c, opts, c->db, err, errlen);
+			res = load(opts, c->db, &img, err, errlen);
 		if (!res)
 			res = use_wal(c->db);
 		if (!res)
-			res = cat_exec(c->db, "PRAGMA journal_size_limit = " STR(CATALOG_WAL_LIMIT) ";");
-		if (!res)
-			res = cat_prepare(c);
+			res = cat_exec(c->db, "PRAGMA journal_size_limit = " CATALOG_STR(CATALOG_WAL_LIMIT) ";");
 		if (!res) {
 			sqlite3_wal_hook(c->db, count_wal, c);
 			res = make_durable(c, err, errlen);
 		}
 		if (!res)
+			res = upgrade(c, opts, &img, err, errlen);
+		if (!res)
+			res = cat_prepare(c);
+		if (!res)
 			cat_ballast_restore(c);
 	}
+	if (!res)
+		res = install(c, opts, &img);
 	if (!res) {
 		*out = c;
 		return 0;
 	}
 out_close:
+	cat_image_fini(&img);
 	if (res < 0 && errlen && !*err)
 		cat_message(err, errlen, "%s/" CATALOG_FILE ": %s", opts->dir, strerror(-res));
 	catalog_close(c);

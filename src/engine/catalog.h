@@ -4,8 +4,8 @@
  *
  * File `catalog.sqlite` in the backing, WAL, synchronous=FULL, locking_mode=EXCLUSIVE not needed
  *(the backing's lock does it), checkpoints bounded. The schema has a version. One row an inode
- *(number, parent, name, mode, owner, size, times, flags, block map blob, row hash), one row an
- *extended attribute, and a `meta` table: format version, block size, uuid, commit sequence,
+ *(number, parent, name, mode, owner, size, times, flags, row hash), one row a segment of a block
+ *map (blockmap.h), one row an extended attribute, and a `meta` table: format version, block size, uuid, commit sequence,
  * committed step, number of inodes and the sum (mod 2^64) of all row hashes, with a hash of its
  *own. So any flipped byte in what we stored is noticed at mount and refused with a message that
  *says which row; SQLite's own pages are checked by `PRAGMA quick_check` at mount after an unclean
@@ -13,7 +13,7 @@
  *
  * A commit, as the loop thread drives it:
  *	catalog_freeze()     loop thread; an instant: collects the rows that changed (takes the ns
- *lock) catalog_txn_map()    loop thread; hands over the block map of a file, as many as changed
+ *lock) catalog_txn_map()    loop thread; a file's map, with its segments that changed
  *	catalog_commit()     work thread; one SQLite transaction, durable when it returns 0
  *	catalog_txn_end()    loop thread; forgets, or on failure marks everything changed again
  *(not the maps: hand those over again)
@@ -22,6 +22,7 @@
 #ifndef ENGINE_CATALOG_H
 #define ENGINE_CATALOG_H
 
+#include "engine/blockmap.h"
 #include "engine/namespace.h"
 #include "engine/types.h"
 
@@ -35,9 +36,9 @@ struct catalog_opts {
 			  then read through a private copy, or refused with a reason) */
 	uint32_t block;
 	uint8_t uuid[16]; /* when creating */
-	/* Called while loading for each file that has a map, before catalog_open returns. 0 or
-	 * -errno (aborts with it). */
-	int (*on_map)(void *arg, uint64_t ino, uint64_t size, const struct extent *map, uint32_t n);
+	/* Called while loading for each file that has a map, before catalog_open returns; the map
+	 * is the callee's. 0 or -errno (aborts with it). */
+	int (*on_map)(void *arg, struct map_copy *map);
 	/* Called (no lock held, any thread) when a removed inode has lost its last reference: its
 	 * data can go. */
 	void (*on_gone)(void *arg, uint64_t ino);
@@ -70,12 +71,18 @@ void catalog_get_meta(const struct catalog *c, struct catalog_meta *m);
  */
 int catalog_freeze(struct catalog *c, uint64_t step, bool has_step, struct catalog_txn **out,
 		   bool *changed);
-/* Adds a file's map (n entries, trailing holes may be cut; copied). The inode row is then written
- * too, even if nothing else in it changed. A held or removed inode must not be added. */
-int catalog_txn_map(struct catalog_txn *t, uint64_t ino, const struct extent *map, uint32_t n);
-/* The copy made by catalog_txn_map, to be completed by the loop thread as the frozen blocks get
+/* The map of a file changes, and has n entries now. Its segments that changed follow, by
+ * catalog_txn_segment(); the others stay as they are committed. -EINVAL, -ENOENT: a held or removed
+ * inode must not be added. */
+int catalog_txn_map(struct catalog_txn *t, uint64_t ino, uint32_t n);
+/* Segments in ascending order: n entries (trailing holes may be cut; copied); all holes: it is not
+ * stored any more. */
+int catalog_txn_segment(struct catalog_txn *t, uint64_t ino, uint32_t seg, const struct extent *e,
+			uint32_t n);
+/* The copy made by catalog_txn_segment, to be completed by the loop thread as the frozen blocks get
  * their extents; valid until catalog_commit. */
-struct extent *catalog_txn_map_get(struct catalog_txn *t, uint64_t ino, uint32_t *n);
+struct extent *catalog_txn_segment_get(struct catalog_txn *t, uint64_t ino, uint32_t seg,
+				       uint32_t *n);
 bool catalog_txn_has(const struct catalog_txn *t,
 		     uint64_t ino); /* this inode's row is in the transaction */
 uint64_t catalog_txn_seq(const struct catalog_txn *t);
@@ -93,14 +100,12 @@ void catalog_txn_end(struct catalog *c, struct catalog_txn *t, int res);
 
 /*
  * Returns inodes to their committed rows: attributes, extended attributes, size; on_map is called
- * with the committed map (n = 0: none, also for an inode that was never committed). `inos` NULL:
+ * with the committed map (without blocks also for an inode that was never committed). `inos` NULL:
  * the whole tree, names too: inodes that are not committed disappear (those still referenced become
  * removed ones), removed ones come back. Blocks on SQLite reads: work thread, no transaction open.
  */
 int catalog_revert(struct catalog *c, const uint64_t *inos, size_t n,
-		   int (*on_map)(void *arg, uint64_t ino, uint64_t size, const struct extent *map,
-				 uint32_t n_map),
-		   void *arg);
+		   int (*on_map)(void *arg, struct map_copy *map), void *arg);
 
 /* Bytes that the ballast can give the catalog on a full disk, and a text for status when it is
  * spent. */

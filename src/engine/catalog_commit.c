@@ -24,6 +24,13 @@
 
 #include "engine/blockmap.h"
 
+/* A segment that changed. */
+struct segment {
+	uint32_t seg, n;
+	bool same; /* as what is stored */
+	struct extent e[];
+};
+
 enum change_kind {
 	CHANGE_ROW,   /* entry, attributes, extended attributes */
 	CHANGE_ENTRY, /* held: only the entry */
@@ -36,8 +43,9 @@ struct change {
 	bool is_new;
 	struct ns_row row; /* unless CHANGE_MAP */
 	bool has_map;
-	struct extent *map;
-	uint32_t n_map;
+	uint32_t n_map;		 /* entries of the whole map */
+	struct segment **segs; /* ascending */
+	uint32_t n_segs, cap_segs;
 	struct cat_row *after; /* malloc'ed, becomes the catalog's */
 };
 
@@ -61,7 +69,9 @@ static void change_free(struct change *ch)
 	if (!ch)
 		return;
 	ns_row_fini(&ch->row);
-	free(ch->map);
+	for (uint32_t s = 0; s < ch->n_segs; s++)
+		free(ch->segs[s]);
+	free(ch->segs);
 	free(ch->after);
 	free(ch);
 }
@@ -213,10 +223,9 @@ static bool is_held(struct ns *ns, uint64_t ino)
 	return held;
 }
 
-int catalog_txn_map(struct catalog_txn *t, uint64_t ino, const struct extent *map, uint32_t n)
+int catalog_txn_map(struct catalog_txn *t, uint64_t ino, uint32_t n)
 {
 	struct change *ch = u64map_get(&t->changes, ino);
-	struct extent *copy = NULL;
 
 	if (ch ? ch->held : is_held(t->c->ns, ino))
 		return -EINVAL;
@@ -224,31 +233,64 @@ int catalog_txn_map(struct catalog_txn *t, uint64_t ino, const struct extent *ma
 		return -ENOENT;
 	if (u64map_get(&t->dead_set, ino))
 		return -ENOENT;
-	if (n) {
-		copy = malloc(n * sizeof(*copy));
-		if (!copy)
-			return -ENOMEM;
-		memcpy(copy, map, n * sizeof(*copy));
-	}
 	if (!ch)
 		ch = change_new(t, ino, CHANGE_MAP);
-	if (!ch) {
-		free(copy);
+	if (!ch)
 		return -ENOMEM;
-	}
-	free(ch->map);
 	ch->has_map = true;
-	ch->map = copy;
 	ch->n_map = n;
 	return 0;
 }
 
-struct extent *catalog_txn_map_get(struct catalog_txn *t, uint64_t ino, uint32_t *n)
+int catalog_txn_segment(struct catalog_txn *t, uint64_t ino, uint32_t seg, const struct extent *e,
+			uint32_t n)
 {
 	struct change *ch = u64map_get(&t->changes, ino);
+	struct segment *s;
 
-	*n = ch && ch->has_map ? ch->n_map : 0;
-	return ch && ch->has_map ? ch->map : NULL;
+	if (!ch || !ch->has_map || n > BLOCKMAP_SEGMENT ||
+	    (ch->n_segs && ch->segs[ch->n_segs - 1]->seg >= seg))
+		return -EINVAL;
+	if (ch->n_segs == ch->cap_segs) {
+		uint32_t cap = ch->cap_segs ? ch->cap_segs * 2 : 1;
+		struct segment **segs = realloc(ch->segs, cap * sizeof(struct segment *));
+
+		if (!segs)
+			return -ENOMEM;
+		ch->segs = segs;
+		ch->cap_segs = cap;
+	}
+	s = malloc(sizeof(*s) + n * sizeof(*e));
+	if (!s)
+		return -ENOMEM;
+	*s = (struct segment){.seg = seg, .n = n};
+	if (n)
+		memcpy(s->e, e, n * sizeof(*e));
+	ch->segs[ch->n_segs++] = s;
+	return 0;
+}
+
+struct extent *catalog_txn_segment_get(struct catalog_txn *t, uint64_t ino, uint32_t seg,
+				       uint32_t *n)
+{
+	struct change *ch = u64map_get(&t->changes, ino);
+	uint32_t lo = 0, hi = ch ? ch->n_segs : 0;
+
+	*n = 0;
+	while (lo < hi) {
+		uint32_t mid = lo + (hi - lo) / 2;
+		struct segment *s = ch->segs[mid];
+
+		if (s->seg == seg) {
+			*n = s->n;
+			return s->e;
+		}
+		if (s->seg < seg)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return NULL;
 }
 
 bool catalog_txn_has(const struct catalog_txn *t, uint64_t ino)
@@ -322,55 +364,77 @@ static int write_xattrs(struct catalog *c, const struct ns_row *row, bool replac
 	return res;
 }
 
-/* Runs one of the statements that write a row of table inode. `blob` is for those with the map. */
-static int write_row(struct catalog *c, enum cat_stmt which, const struct change *ch,
-		     const uint8_t *blob)
+/* Runs one of the statements that write a row of table inode. */
+static int write_row(struct catalog *c, enum cat_stmt which, const struct change *ch)
 {
-	size_t len = (size_t)ch->after->n_map * BLOCKMAP_ENTRY;
 	sqlite3_stmt *st = c->st[which];
-	int rc = SQLITE_OK;
 
 	sqlite3_bind_int64(st, 1, (int64_t)ch->after->ino);
-	if (which != ST_UPDATE_MAP)
+	if (which != ST_UPDATE_HASH)
 		bind_row(st, &ch->row, which == ST_UPDATE_ENTRY);
 	sqlite3_bind_int64(st, 13, (int64_t)cat_hash_row(ch->after));
-	/* Unlike names and attributes it may be too big, and would then be NULL. */
-	if ((which == ST_INSERT || which == ST_UPDATE_MAP) && ch->has_map && len)
-		rc = sqlite3_bind_blob64(st, 14, blob, len, SQLITE_STATIC);
-	if (rc == SQLITE_OK)
-		return run_one(c->db, st);
-	sqlite3_clear_bindings(st);
-	return cat_errno(c->db, rc);
+	return run_one(c->db, st);
+}
+
+int cat_write_segment(sqlite3_stmt *st, uint64_t ino, uint32_t seg, const struct extent *e,
+		      uint32_t n, uint64_t *sum)
+{
+	uint8_t blob[BLOCKMAP_SEGMENT * BLOCKMAP_ENTRY];
+	uint64_t hash;
+
+	blockmap_encode(e, n, blob);
+	hash = cat_hash_segment(ino, seg, blob, (size_t)n * BLOCKMAP_ENTRY);
+	*sum += hash;
+	sqlite3_bind_int64(st, 1, (int64_t)ino);
+	sqlite3_bind_int64(st, 2, seg);
+	bind_blob(st, 3, blob, (size_t)n * BLOCKMAP_ENTRY);
+	sqlite3_bind_int64(st, 4, (int64_t)hash);
+	return cat_run(st);
+}
+
+static int write_segments(struct catalog *c, const struct change *ch)
+{
+	sqlite3_stmt *del = c->st[ST_MAP_DELETE];
+	uint64_t sum = 0;
+	int res = 0;
+
+	for (uint32_t n = 0; !res && n < ch->n_segs; n++) {
+		const struct segment *s = ch->segs[n];
+
+		if (s->same)
+			continue;
+		if (s->n) {
+			res = cat_write_segment(c->st[ST_MAP_PUT], ch->after->ino, s->seg, s->e,
+						s->n, &sum);
+			continue;
+		}
+		sqlite3_bind_int64(del, 1, (int64_t)ch->after->ino);
+		sqlite3_bind_int64(del, 2, s->seg);
+		res = run_one(c->db, del);
+	}
+	return res;
 }
 
 static int write_change(struct catalog *c, const struct change *ch)
 {
 	const struct cat_row *before = u64map_get(&c->rows, ch->after->ino);
-	uint8_t *blob = NULL;
 	int res = 0;
 
-	if (ch->has_map && ch->after->n_map) {
-		blob = malloc((size_t)ch->after->n_map * BLOCKMAP_ENTRY);
-		if (!blob)
-			return -ENOMEM;
-		blockmap_encode(ch->map, ch->after->n_map, blob);
-	}
 	if (ch->is_new)
-		res = write_row(c, ST_INSERT, ch, blob);
+		res = write_row(c, ST_INSERT, ch);
 	else if (ch->kind != CHANGE_MAP)
-		res = write_row(c, ch->kind == CHANGE_ROW ? ST_UPDATE : ST_UPDATE_ENTRY, ch, blob);
-	if (!res && !ch->is_new && ch->has_map)
-		res = write_row(c, ST_UPDATE_MAP, ch, blob);
+		res = write_row(c, ch->kind == CHANGE_ROW ? ST_UPDATE : ST_UPDATE_ENTRY, ch);
+	else if (ch->after->map != before->map)
+		res = write_row(c, ST_UPDATE_HASH, ch);
+	if (!res)
+		res = write_segments(c, ch);
 	if (!res && ch->kind == CHANGE_ROW && ch->after->xattr != (before ? before->xattr : 0))
 		res = write_xattrs(c, &ch->row, !ch->is_new);
-	free(blob);
 	return res;
 }
 
-static int write_meta(struct catalog *c, const struct cat_meta *m)
+int cat_write_meta(sqlite3_stmt *st, const struct cat_meta *m)
 {
-	sqlite3_stmt *st = c->st[ST_META];
-
 	sqlite3_bind_int64(st, 1, m->m.version);
 	sqlite3_bind_int64(st, 2, m->m.block);
 	bind_blob(st, 3, m->m.uuid, sizeof(m->m.uuid));
@@ -399,6 +463,9 @@ static int write_txn(struct catalog *c, struct catalog_txn *t, bool *tried)
 		sqlite3_bind_int64(c->st[ST_XATTR_DELETE], 1, (int64_t)t->dead[d]);
 		if (!res)
 			res = cat_run(c->st[ST_XATTR_DELETE]);
+		sqlite3_bind_int64(c->st[ST_MAP_DROP], 1, (int64_t)t->dead[d]);
+		if (!res)
+			res = cat_run(c->st[ST_MAP_DROP]);
 	}
 	for (size_t n = 0; !res && n < t->n_sorted; n++) {
 		res = write_change(c, t->sorted[n]);
@@ -406,7 +473,7 @@ static int write_txn(struct catalog *c, struct catalog_txn *t, bool *tried)
 			t->blame = t->sorted[n]->after->ino;
 	}
 	if (!res)
-		res = write_meta(c, &t->meta);
+		res = cat_write_meta(c->st[ST_META], &t->meta);
 	if (!res) {
 		*tried = true;
 		res = cat_run(c->st[ST_COMMIT]);
@@ -427,6 +494,62 @@ static int by_number(const void *pa, const void *pb)
 	const struct change *a = *(struct change *const *)pa, *b = *(struct change *const *)pb;
 
 	return a->after->ino < b->after->ino ? -1 : a->after->ino > b->after->ino;
+}
+
+/* The hash of what is stored of a segment, 0: nothing. It is checked: the sums of what is written
+ * are made with it. */
+static int stored_hash(struct catalog *c, uint64_t ino, uint32_t seg, uint64_t *hash)
+{
+	sqlite3_stmt *st = c->st[ST_MAP_GET];
+	int rc, res;
+
+	*hash = 0;
+	sqlite3_bind_int64(st, 1, (int64_t)ino);
+	sqlite3_bind_int64(st, 2, seg);
+	errno = 0;
+	rc = sqlite3_step(st);
+	res = cat_errno(c->db, rc);
+	if (rc == SQLITE_ROW) {
+		*hash = (uint64_t)sqlite3_column_int64(st, 1);
+		if (*hash != cat_hash_segment(ino, seg, sqlite3_column_blob(st, 0),
+					      (size_t)sqlite3_column_bytes(st, 0)))
+			res = -EUCLEAN;
+	}
+	sqlite3_reset(st);
+	return res;
+}
+
+/* Which segments are other than what is stored, and the hash of the map with them. */
+static int prepare_map(struct catalog *c, struct change *ch)
+{
+	uint8_t blob[BLOCKMAP_SEGMENT * BLOCKMAP_ENTRY];
+	struct cat_row *after = ch->after;
+
+	for (uint32_t k = 0; k < ch->n_segs; k++) {
+		struct segment *s = ch->segs[k];
+		uint64_t before = 0, now = 0;
+		int res;
+
+		s->n = blockmap_trim(s->e, s->n);
+		for (uint32_t b = 0; b < s->n; b++)
+			if (blockmap_check(&s->e[b], c->meta.m.block))
+				return -EINVAL;
+		if (s->n && (uint64_t)s->seg * BLOCKMAP_SEGMENT + s->n > ch->n_map)
+			return -EINVAL;
+		if (!ch->is_new) {
+			res = stored_hash(c, after->ino, s->seg, &before);
+			if (res < 0)
+				return res;
+		}
+		blockmap_encode(s->e, s->n, blob);
+		if (s->n)
+			now = cat_hash_segment(after->ino, s->seg, blob,
+					       (size_t)s->n * BLOCKMAP_ENTRY);
+		s->same = now == before;
+		after->map += now - before;
+	}
+	after->n_map = ch->n_map;
+	return 0;
 }
 
 /* The hashes, the sum and the count as they will be. -EINVAL: a map that the file cannot have,
@@ -458,20 +581,10 @@ static int prepare(struct catalog *c, struct catalog_txn *t)
 			after->size = ch->row.size;
 		}
 		if (ch->has_map) {
-			uint8_t *blob;
+			int res = prepare_map(c, ch);
 
-			after->n_map = blockmap_trim(ch->map, ch->n_map);
-			if (after->n_map > BLOCKMAP_MAX)
-				return -EFBIG;
-			for (uint32_t b = 0; b < after->n_map; b++)
-				if (blockmap_check(&ch->map[b], c->meta.m.block))
-					return -EINVAL;
-			blob = malloc((size_t)after->n_map * BLOCKMAP_ENTRY + 1);
-			if (!blob)
-				return -ENOMEM;
-			blockmap_encode(ch->map, after->n_map, blob);
-			after->map = cat_hash_bytes(blob, (size_t)after->n_map * BLOCKMAP_ENTRY);
-			free(blob);
+			if (res < 0)
+				return res;
 		}
 		if (after->n_map > blocks_of(c, after->size))
 			return -EINVAL;

@@ -31,6 +31,17 @@ uint64_t cat_hash_bytes(const void *p, size_t len)
 	return len ? XXH3_64bits(p, len) : 0;
 }
 
+uint64_t cat_hash_segment(uint64_t ino, uint32_t seg, const void *data, size_t len)
+{
+	uint8_t b[16 + BLOCKMAP_SEGMENT * BLOCKMAP_ENTRY];
+	uint64_t head[2] = {htole64(ino), htole64(seg)};
+
+	len = min_u64(len, sizeof(b) - sizeof(head));
+	memcpy(b, head, sizeof(head));
+	memcpy(b + sizeof(head), data, len);
+	return XXH3_64bits(b, sizeof(head) + len);
+}
+
 uint64_t cat_hash_entry(const struct ns_row *row)
 {
 	struct bytes b = {0};

@@ -6,6 +6,7 @@
  * the others: the entry (parent, name), the attributes, the extended attributes, the block map.
  * The hash in the row is over the number and the four; struct cat_row keeps them in RAM for every
  * row that is in the database. The sum of the row hashes is in the meta row, which has a hash too.
+ * The hash of the block map is the sum of its segments' hashes, so that a commit can exchange one.
  */
 #ifndef ENGINE_CATALOG_IMPL_H
 #define ENGINE_CATALOG_IMPL_H
@@ -23,7 +24,10 @@
 #define CATALOG_TMP	"catalog.sqlite.new" /* being created; renamed when complete */
 #define CATALOG_BALLAST "ballast"
 #define CATALOG_APP_ID	0x6d6d6673 /* "mmfs" */
-#define CATALOG_VERSION 1
+#define CATALOG_VERSION 2
+#define CATALOG_V1	1 /* the block map in one blob, in table inode */
+#define CATALOG_STR_(x) #x
+#define CATALOG_STR(x)	CATALOG_STR_(x)
 #define CATALOG_PAGE	4096u
 #define CATALOG_WAL_LIMIT 8388608 /* bytes: what is longer is cut to that when it is written anew */
 #define CATALOG_WAL_MAX 1024u /* pages in the WAL after which a commit ends in a checkpoint */
@@ -50,13 +54,18 @@ enum cat_stmt {
 	ST_INSERT,
 	ST_UPDATE,	 /* entry and attributes */
 	ST_UPDATE_ENTRY, /* entry */
-	ST_UPDATE_MAP,	 /* map */
+	ST_UPDATE_HASH,	 /* nothing but the map */
 	ST_DELETE,
+	ST_MAP_GET, /* one segment */
+	ST_MAP_PUT,
+	ST_MAP_DELETE,
+	ST_MAP_DROP, /* all of an inode's */
 	ST_XATTR_INSERT,
 	ST_XATTR_DELETE,
 	ST_META,
 	ST_SELECT,
 	ST_SELECT_XATTR,
+	ST_SELECT_MAP,
 	ST_COUNT
 };
 
@@ -96,6 +105,8 @@ void cat_close_readonly(struct cat_reader *r);
 /* --- catalog_sql.c: SQLite ------------------------------------------------------------------ */
 
 extern const char cat_schema[];
+extern const char cat_schema_map[];
+extern const char cat_select_v1[]; /* with the map, as the last column */
 extern const char *const cat_sql[ST_COUNT];
 
 /* -errno for a result code of this connection (db may be NULL). */
@@ -130,6 +141,7 @@ int cat_check_files(int dirfd, const char *dir, bool readonly, char *err, size_t
 uint64_t cat_hash_entry(const struct ns_row *row);
 uint64_t cat_hash_attr(const struct ns_row *row);
 uint64_t cat_hash_bytes(const void *p, size_t len);
+uint64_t cat_hash_segment(uint64_t ino, uint32_t seg, const void *data, size_t len);
 uint64_t cat_hash_row(const struct cat_row *row);
 uint64_t cat_hash_meta(const struct cat_meta *m);
 
@@ -138,8 +150,7 @@ uint64_t cat_hash_meta(const struct cat_meta *m);
 struct cat_rec {
 	struct ns_row row;
 	struct cat_row hashes;
-	struct extent *map;
-	uint32_t n_map;
+	struct map_copy *map; /* NULL: no data */
 	bool bad; /* was reported: leave it alone */
 };
 
@@ -182,6 +193,15 @@ int cat_install(struct catalog *c, struct cat_image *img, uint64_t **gone, size_
 /* --- catalog_commit.c ------------------------------------------------------------------------ */
 
 int cat_settle(sqlite3 *db);
+int cat_write_meta(sqlite3_stmt *st, const struct cat_meta *m); /* ST_META */
+/* One segment, n > 0 entries without holes at the end; its hash is added to *sum. ST_MAP_PUT. */
+int cat_write_segment(sqlite3_stmt *st, uint64_t ino, uint32_t seg, const struct extent *e,
+		      uint32_t n, uint64_t *sum);
+
+/* --- catalog_upgrade.c ----------------------------------------------------------------------- */
+
+/* Writes what was read from a catalog of version 1 as one of this version, in one transaction. */
+int cat_upgrade(struct catalog *c, struct cat_image *img);
 
 /* --- catalog_ballast.c ----------------------------------------------------------------------- */
 

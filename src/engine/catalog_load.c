@@ -114,7 +114,7 @@ static int check_version(sqlite3 *db, struct cat_check *check)
 		return res;
 	if (app == CATALOG_APP_ID && user == version && user > CATALOG_VERSION)
 		return -EPROTONOSUPPORT;
-	if (app == CATALOG_APP_ID && user == CATALOG_VERSION)
+	if (app == CATALOG_APP_ID && (user == CATALOG_VERSION || user == CATALOG_V1))
 		return 0;
 	cat_problem(check, 0,
 		    "not a catalog, or damaged: the file header says application %lld, "
@@ -171,7 +171,7 @@ int cat_load_meta(sqlite3 *db, struct cat_meta *m, struct cat_check *check)
 		cat_problem(check, 0, "the meta row does not match its checksum");
 		goto out_finalize;
 	}
-	if (m->m.version != CATALOG_VERSION || m->m.block < MOMENT_UNIT ||
+	if ((m->m.version != CATALOG_VERSION && m->m.version != CATALOG_V1) || m->m.block < MOMENT_UNIT ||
 	    m->m.block & (m->m.block - 1) || m->next_ino < NS_FIRST || m->next_ino > NS_LAST) {
 		cat_problem(check, 0, "the meta row has a value out of range");
 		goto out_finalize;
@@ -211,7 +211,7 @@ int cat_quick_check(sqlite3 *db, struct cat_check *check)
 void cat_rec_fini(struct cat_rec *rec)
 {
 	ns_row_fini(&rec->row);
-	free(rec->map);
+	free(rec->map); /* in no list */
 	rec->map = NULL;
 }
 
@@ -223,15 +223,25 @@ void cat_image_fini(struct cat_image *img)
 	*img = (struct cat_image){0};
 }
 
-/* The row of a SELECT, without extended attributes. -EUCLEAN: *why says what is wrong. */
+/* Adds a blob to the map, whose first block is `first`. */
+static int add_map(struct cat_rec *rec, uint32_t block, uint32_t first, const void *blob,
+		   size_t len, const char **why)
+{
+	uint32_t at;
+
+	if (!rec->map)
+		rec->map = map_copy_new(rec->row.ino, rec->row.size, 1);
+	return rec->map ? blockmap_decode(blob, len, first, block, &rec->map, why, &at) : -ENOMEM;
+}
+
+/* The row of a SELECT, without extended attributes; in version 1 with the map. -EUCLEAN: *why says what is wrong. */
 static int read_row(sqlite3_stmt *st, uint32_t block, struct cat_rec *rec, uint64_t *hash,
 		    const char **why)
 {
 	struct ns_row *row = &rec->row;
 	const void *name, *map = NULL;
 	size_t name_len, map_len = 0;
-	uint32_t at;
-	int res;
+	int res = 0;
 
 	*rec = (struct cat_rec){0};
 	*why = "has a value of the wrong type or out of range";
@@ -243,7 +253,7 @@ static int read_row(sqlite3_stmt *st, uint32_t block, struct cat_rec *rec, uint6
 	    !column_time(st, 7, &row->mtime) || !column_time(st, 9, &row->ctime) ||
 	    !column_u32(st, 11, &row->flags) || !column_bits(st, 12, hash))
 		return -EUCLEAN;
-	if (sqlite3_column_type(st, 13) != SQLITE_NULL &&
+	if (sqlite3_column_count(st) > 13 && sqlite3_column_type(st, 13) != SQLITE_NULL &&
 	    !column_blob(st, 13, 1, SIZE_MAX, &map, &map_len))
 		return -EUCLEAN;
 	/* With any NUL that is in it: catalog_tree.c will not like it. */
@@ -258,8 +268,9 @@ static int read_row(sqlite3_stmt *st, uint32_t block, struct cat_rec *rec, uint6
 	rec->hashes.attr = cat_hash_attr(row);
 	rec->hashes.map = cat_hash_bytes(map, map_len);
 	rec->hashes.size = row->size;
-	res = blockmap_decode(map, map_len, block, row->size, &rec->map, &rec->n_map, why, &at);
-	rec->hashes.n_map = rec->n_map;
+	if (map_len)
+		res = add_map(rec, block, 0, map, map_len, why);
+	rec->hashes.n_map = map_copy_len(rec->map);
 	if (res < 0)
 		cat_rec_fini(rec);
 	return res;
@@ -292,48 +303,81 @@ static int pack_xattr(sqlite3_stmt *st, struct ns_row *row)
 	return 0;
 }
 
-/* A pair of statements over the same range of numbers, read side by side. */
-struct cursor {
-	sqlite3_stmt *rows, *xattrs;
-	struct cat_check *check; /* told of extended attributes without an inode */
-	int xattr_rc;
-	uint64_t xattr_ino;
+/* A statement whose rows belong to inodes, several to one. */
+struct side {
+	sqlite3_stmt *st; /* NULL: this version has none */
+	const char *what;
+	int rc;
+	uint64_t ino; /* of the row it is at; UINT64_MAX: none */
 };
 
-static void next_xattr(struct cursor *cur)
+/* Statements over the same range of numbers, read side by side. */
+struct cursor {
+	sqlite3_stmt *rows;
+	struct side xattrs, maps;
+	struct cat_check *check; /* told of what is there without an inode */
+};
+
+static void next_side(struct side *s)
 {
-	cur->xattr_rc = sqlite3_step(cur->xattrs);
-	cur->xattr_ino = UINT64_MAX;
-	if (cur->xattr_rc == SQLITE_ROW)
-		cur->xattr_ino = (uint64_t)sqlite3_column_int64(cur->xattrs, 0);
+	s->rc = s->st ? sqlite3_step(s->st) : SQLITE_DONE;
+	s->ino = UINT64_MAX;
+	if (s->rc == SQLITE_ROW)
+		s->ino = (uint64_t)sqlite3_column_int64(s->st, 0);
+}
+
+static void start(sqlite3_stmt *st, uint64_t first, uint64_t last)
+{
+	sqlite3_reset(st);
+	sqlite3_bind_int64(st, 1, (int64_t)first);
+	sqlite3_bind_int64(st, 2, (int64_t)last);
 }
 
 static void cursor_start(struct cursor *cur, uint64_t first, uint64_t last)
 {
-	sqlite3_reset(cur->rows);
-	sqlite3_reset(cur->xattrs);
-	sqlite3_bind_int64(cur->rows, 1, (int64_t)first);
-	sqlite3_bind_int64(cur->rows, 2, (int64_t)last);
-	sqlite3_bind_int64(cur->xattrs, 1, (int64_t)first);
-	sqlite3_bind_int64(cur->xattrs, 2, (int64_t)last);
-	next_xattr(cur);
+	start(cur->rows, first, last);
+	start(cur->xattrs.st, first, last);
+	if (cur->maps.st)
+		start(cur->maps.st, first, last);
+	cur->xattrs.what = "extended attributes";
+	cur->maps.what = "a block map";
+	next_side(&cur->xattrs);
+	next_side(&cur->maps);
 }
 
-/* Extended attributes of numbers below `ino` are nobody's. */
-static int skip_orphans(struct cursor *cur, uint64_t ino)
+/* What belongs to numbers below `ino` is nobody's. */
+static int skip_orphans(struct cursor *cur, struct side *s, uint64_t ino)
 {
 	uint64_t last = 0;
 	int res = 0;
 
-	while (!res && cur->xattr_rc == SQLITE_ROW && cur->xattr_ino < ino) {
-		if (cur->xattr_ino != last)
-			res = cat_problem(cur->check, cur->xattr_ino,
-					  "inode %lld: extended attributes, but no row",
-					  (long long)cur->xattr_ino);
-		last = cur->xattr_ino;
-		next_xattr(cur);
+	while (!res && s->rc == SQLITE_ROW && s->ino < ino) {
+		if (s->ino != last)
+			res = cat_problem(cur->check, s->ino, "inode %lld: %s, but no row",
+					  (long long)s->ino, s->what);
+		last = s->ino;
+		next_side(s);
 	}
 	return res;
+}
+
+/* The segment of the map that the statement is at. */
+static int read_segment(sqlite3_stmt *st, uint32_t block, struct cat_rec *rec, const char **why)
+{
+	uint64_t seg, hash;
+	const void *data;
+	size_t len;
+
+	*why = "has a segment of its block map of the wrong type or out of range";
+	if (!column_uint(st, 1, UINT32_MAX / BLOCKMAP_SEGMENT - 1, &seg) ||
+	    !column_blob(st, 2, 1, BLOCKMAP_SEGMENT * BLOCKMAP_ENTRY, &data, &len) ||
+	    !column_bits(st, 3, &hash))
+		return -EUCLEAN;
+	*why = "has a segment of its block map that does not match its checksum";
+	if (hash != cat_hash_segment(rec->row.ino, (uint32_t)seg, data, len))
+		return -EUCLEAN;
+	rec->hashes.map += hash;
+	return add_map(rec, block, (uint32_t)seg * BLOCKMAP_SEGMENT, data, len, why);
 }
 
 /*
@@ -353,23 +397,30 @@ static int cursor_next(struct cursor *cur, sqlite3 *db, uint32_t block, struct c
 		return cat_errno(db, rc);
 	if (rc == SQLITE_ROW)
 		*ino = (uint64_t)sqlite3_column_int64(cur->rows, 0);
-	res = skip_orphans(cur, rc == SQLITE_ROW ? *ino : UINT64_MAX);
+	res = skip_orphans(cur, &cur->xattrs, rc == SQLITE_ROW ? *ino : UINT64_MAX);
+	if (!res)
+		res = skip_orphans(cur, &cur->maps, rc == SQLITE_ROW ? *ino : UINT64_MAX);
 	if (res < 0)
 		return -ECANCELED;
 	if (rc == SQLITE_DONE)
 		return 0;
 	res = read_row(cur->rows, block, rec, &hash, why);
-	while (cur->xattr_ino == *ino) {
+	for (; cur->xattrs.ino == *ino; next_side(&cur->xattrs)) {
 		if (!res) {
-			res = pack_xattr(cur->xattrs, &rec->row);
+			res = pack_xattr(cur->xattrs.st, &rec->row);
 			*why = "has an extended attribute of the wrong type or size";
 		}
-		next_xattr(cur);
 	}
-	if (!res && cur->xattr_rc != SQLITE_ROW && cur->xattr_rc != SQLITE_DONE)
-		res = cat_errno(db, cur->xattr_rc);
+	for (; cur->maps.ino == *ino; next_side(&cur->maps))
+		if (!res)
+			res = read_segment(cur->maps.st, block, rec, why);
+	if (!res && cur->xattrs.rc != SQLITE_ROW && cur->xattrs.rc != SQLITE_DONE)
+		res = cat_errno(db, cur->xattrs.rc);
+	if (!res && cur->maps.rc != SQLITE_ROW && cur->maps.rc != SQLITE_DONE)
+		res = cat_errno(db, cur->maps.rc);
 	if (res < 0)
 		goto out_fini;
+	rec->hashes.n_map = map_copy_len(rec->map);
 	rec->hashes.xattr = cat_hash_bytes(rec->row.xattrs, rec->row.xattrs_len);
 	*why = "does not match its checksum";
 	res = -EUCLEAN;
@@ -430,9 +481,11 @@ static int load_rows(sqlite3 *db, struct cursor *cur, struct cat_image *img,
 		if (res < 0)
 			return res == -ECANCELED ? -EUCLEAN : res;
 	} while (res > 0);
-	if (cur->xattr_rc != SQLITE_DONE) {
-		cat_problem(check, 0, "reading extended attributes: %s", sqlite3_errmsg(db));
-		return cat_errno(db, cur->xattr_rc);
+	if (cur->xattrs.rc != SQLITE_DONE || cur->maps.rc != SQLITE_DONE) {
+		const struct side *s = cur->xattrs.rc != SQLITE_DONE ? &cur->xattrs : &cur->maps;
+
+		cat_problem(check, 0, "reading %s: %s", s->what, sqlite3_errmsg(db));
+		return cat_errno(db, s->rc);
 	}
 	if (count != img->meta.inodes)
 		return cat_problem(check, 0, "there are %llu inodes where the meta row says %llu",
@@ -448,22 +501,27 @@ static int load_rows(sqlite3 *db, struct cursor *cur, struct cat_image *img,
 int cat_load(sqlite3 *db, struct cat_image *img, struct cat_check *check)
 {
 	struct cursor cur = {.check = check};
+	bool v1;
 	int rc, res;
 
 	*img = (struct cat_image){0};
 	res = cat_load_meta(db, &img->meta, check);
 	if (res < 0)
 		return res;
-	rc = sqlite3_prepare_v2(db, cat_sql[ST_SELECT], -1, &cur.rows, NULL);
+	v1 = img->meta.m.version == CATALOG_V1;
+	rc = sqlite3_prepare_v2(db, v1 ? cat_select_v1 : cat_sql[ST_SELECT], -1, &cur.rows, NULL);
 	if (rc == SQLITE_OK)
-		rc = sqlite3_prepare_v2(db, cat_sql[ST_SELECT_XATTR], -1, &cur.xattrs, NULL);
+		rc = sqlite3_prepare_v2(db, cat_sql[ST_SELECT_XATTR], -1, &cur.xattrs.st, NULL);
+	if (rc == SQLITE_OK && !v1)
+		rc = sqlite3_prepare_v2(db, cat_sql[ST_SELECT_MAP], -1, &cur.maps.st, NULL);
 	res = cat_errno(db, rc);
 	if (res == -EUCLEAN)
 		cat_problem(check, 0, "the tables cannot be read: %s", sqlite3_errmsg(db));
 	if (!res)
 		res = load_rows(db, &cur, img, check);
 	sqlite3_finalize(cur.rows);
-	sqlite3_finalize(cur.xattrs);
+	sqlite3_finalize(cur.xattrs.st);
+	sqlite3_finalize(cur.maps.st);
 	if (!res)
 		res = cat_check_tree(img, check);
 	if (res < 0)
@@ -482,7 +540,10 @@ static bool stop_at_problem(void *arg, uint64_t ino, const char *text)
 int cat_load_one(struct catalog *c, uint64_t ino, struct cat_rec *rec)
 {
 	struct cat_check check = {.problem = stop_at_problem};
-	struct cursor cur = {c->st[ST_SELECT], c->st[ST_SELECT_XATTR], &check, 0, 0};
+	struct cursor cur = {.rows = c->st[ST_SELECT],
+			     .xattrs.st = c->st[ST_SELECT_XATTR],
+			     .maps.st = c->st[ST_SELECT_MAP],
+			     .check = &check};
 	const char *why;
 	uint64_t found;
 	int res;
@@ -490,7 +551,8 @@ int cat_load_one(struct catalog *c, uint64_t ino, struct cat_rec *rec)
 	cursor_start(&cur, ino, ino);
 	res = cursor_next(&cur, c->db, c->meta.m.block, rec, &found, &why);
 	sqlite3_reset(cur.rows);
-	sqlite3_reset(cur.xattrs);
+	sqlite3_reset(cur.xattrs.st);
+	sqlite3_reset(cur.maps.st);
 	if (res < 0)
 		return res == -ECANCELED ? -EUCLEAN : res;
 	return res ? 0 : -ENOENT;

@@ -11,7 +11,16 @@
 #include <errno.h>
 #include <stdlib.h>
 
-typedef int map_fn(void *arg, uint64_t ino, uint64_t size, const struct extent *map, uint32_t n);
+typedef int map_fn(void *arg, struct map_copy *map);
+
+/* Hands over the map of a record, or an empty one. */
+static int hand_over(struct cat_rec *rec, uint64_t ino, uint64_t size, map_fn *on_map, void *arg)
+{
+	struct map_copy *m = rec->map ? rec->map : map_copy_new(ino, size, 0);
+
+	rec->map = NULL;
+	return m ? on_map(arg, m) : -ENOMEM;
+}
 
 /* An inode and what was committed of it. */
 struct back {
@@ -48,7 +57,7 @@ static int back_read(struct catalog *c, struct back *b, map_fn *on_map, void *ar
 	pthread_mutex_unlock(&c->ns->lock);
 	if (!i)
 		return -ESTALE;
-	return file && on_map ? on_map(arg, b->ino, size, b->rec.map, b->rec.n_map) : 0;
+	return file && on_map ? hand_over(&b->rec, b->ino, size, on_map, arg) : 0;
 }
 
 static int back_put(struct catalog *c, struct back *b)
@@ -118,7 +127,7 @@ static int revert_all(struct catalog *c, map_fn *on_map, void *arg)
 		const struct ns_row *row = &img.recs[r].row;
 
 		if (S_ISREG(row->mode) && !(row->flags & NS_GENERATED))
-			res = on_map(arg, row->ino, row->size, img.recs[r].map, img.recs[r].n_map);
+			res = hand_over(&img.recs[r], row->ino, row->size, on_map, arg);
 	}
 	if (!res)
 		res = cat_install(c, &img, &gone, &n_gone);
@@ -130,9 +139,7 @@ static int revert_all(struct catalog *c, map_fn *on_map, void *arg)
 }
 
 int catalog_revert(struct catalog *c, const uint64_t *inos, size_t n,
-		   int (*on_map)(void *arg, uint64_t ino, uint64_t size, const struct extent *map,
-				 uint32_t n_map),
-		   void *arg)
+		   int (*on_map)(void *arg, struct map_copy *map), void *arg)
 {
 	if (c->readonly)
 		return -EROFS;

@@ -42,13 +42,23 @@ const char cat_schema[] = "CREATE TABLE meta("
 			  " ctime INTEGER NOT NULL,"
 			  " ctime_ns INTEGER NOT NULL,"
 			  " flags INTEGER NOT NULL,"
-			  " hash INTEGER NOT NULL,"
-			  " map BLOB) STRICT;"
+			  " hash INTEGER NOT NULL) STRICT;"
 			  "CREATE TABLE xattr("
 			  " ino INTEGER NOT NULL,"
 			  " name BLOB NOT NULL,"
 			  " value BLOB NOT NULL,"
 			  " PRIMARY KEY(ino, name)) STRICT, WITHOUT ROWID;";
+
+const char cat_schema_map[] = "CREATE TABLE map("
+			      " ino INTEGER NOT NULL,"
+			      " seg INTEGER NOT NULL,"
+			      " data BLOB NOT NULL,"
+			      " hash INTEGER NOT NULL,"
+			      " PRIMARY KEY(ino, seg)) STRICT, WITHOUT ROWID;";
+
+const char cat_select_v1[] = "SELECT ino, parent, name, mode, uid, gid, size, mtime, mtime_ns,"
+			     " ctime, ctime_ns, flags, hash, map FROM inode"
+			     " WHERE ino >= ?1 AND ino <= ?2 ORDER BY ino";
 
 const char *const cat_sql[ST_COUNT] = {
 	[ST_BEGIN] = "BEGIN IMMEDIATE",
@@ -56,24 +66,30 @@ const char *const cat_sql[ST_COUNT] = {
 	[ST_ROLLBACK] = "ROLLBACK",
 	/* The numbers of what is bound are the same in these four. */
 	[ST_INSERT] = "INSERT INTO inode(ino, parent, name, mode, uid, gid, size, mtime, mtime_ns,"
-		      " ctime, ctime_ns, flags, hash, map)"
-		      " VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+		      " ctime, ctime_ns, flags, hash)"
+		      " VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
 	[ST_UPDATE] = "UPDATE inode SET parent = ?2, name = ?3, mode = ?4, uid = ?5, gid = ?6,"
 		      " size = ?7, mtime = ?8, mtime_ns = ?9, ctime = ?10, ctime_ns = ?11,"
 		      " flags = ?12, hash = ?13 WHERE ino = ?1",
 	[ST_UPDATE_ENTRY] = "UPDATE inode SET parent = ?2, name = ?3, hash = ?13 WHERE ino = ?1",
-	[ST_UPDATE_MAP] = "UPDATE inode SET hash = ?13, map = ?14 WHERE ino = ?1",
+	[ST_UPDATE_HASH] = "UPDATE inode SET hash = ?13 WHERE ino = ?1",
 	[ST_DELETE] = "DELETE FROM inode WHERE ino = ?1",
+	[ST_MAP_GET] = "SELECT data, hash FROM map WHERE ino = ?1 AND seg = ?2",
+	[ST_MAP_PUT] = "INSERT OR REPLACE INTO map(ino, seg, data, hash) VALUES(?1, ?2, ?3, ?4)",
+	[ST_MAP_DELETE] = "DELETE FROM map WHERE ino = ?1 AND seg = ?2",
+	[ST_MAP_DROP] = "DELETE FROM map WHERE ino = ?1",
 	[ST_XATTR_INSERT] = "INSERT INTO xattr(ino, name, value) VALUES(?1, ?2, ?3)",
 	[ST_XATTR_DELETE] = "DELETE FROM xattr WHERE ino = ?1",
 	[ST_META] = "INSERT OR REPLACE INTO meta(id, version, block, uuid, commit_seq, step,"
 		    " commit_time, next_ino, inodes, hash_sum, hash)"
 		    " VALUES(1, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
 	[ST_SELECT] = "SELECT ino, parent, name, mode, uid, gid, size, mtime, mtime_ns, ctime,"
-		      " ctime_ns, flags, hash, map FROM inode WHERE ino >= ?1 AND ino <= ?2"
+		      " ctime_ns, flags, hash FROM inode WHERE ino >= ?1 AND ino <= ?2"
 		      " ORDER BY ino",
 	[ST_SELECT_XATTR] = ("SELECT ino, name, value FROM xattr WHERE ino >= ?1 AND ino <= ?2"
 			     " ORDER BY ino, name"),
+	[ST_SELECT_MAP] = ("SELECT ino, seg, data, hash FROM map WHERE ino >= ?1 AND ino <= ?2"
+			   " ORDER BY ino, seg"),
 };
 
 void cat_message(char *err, size_t errlen, const char *fmt, ...)

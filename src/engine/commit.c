@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "engine/bug.h"
+#include "engine/blockmap.h"
 #include "engine/commit.h"
 #include "engine/unsure.h"
 
@@ -35,8 +36,8 @@ struct commit {
 	struct unsure_run again; /* what a failed sync made unsure, written again */
 	uint64_t *inos;
 	size_t ninos, cap;
-	struct extent *scratch;
-	size_t scratch_cap;
+	uint32_t *segs; /* of a file, while it is taken */
+	size_t segs_cap;
 	struct list waiting; /* for this one */
 	struct list next;    /* for the next one */
 	struct list idle;    /* waiters: no commit running */
@@ -114,7 +115,7 @@ void commit_fini(struct cache *c)
 	unsure_fini(&m->again);
 	free(m->frees.v);
 	free(m->inos);
-	free(m->scratch);
+	free(m->segs);
 	free(m);
 	c->commit = NULL;
 }
@@ -323,10 +324,11 @@ void commit_block_done(struct cache *c, struct block *b, int res)
 	} else {
 		struct slot *s = file_slot(b->f, b->n);
 		uint32_t n;
-		struct extent *map = catalog_txn_map_get(m->txn, b->f->ino, &n);
+		struct extent *e = catalog_txn_segment_get(m->txn, b->f->ino,
+							   b->n / BLOCKMAP_SEGMENT, &n);
 
-		assert(map && b->n < n);
-		map[b->n] = s->live;
+		assert(e && b->n % BLOCKMAP_SEGMENT < n);
+		e[b->n % BLOCKMAP_SEGMENT] = s->live;
 		s->seq = m->seq;
 		m->bytes += s->live.len;
 	}
@@ -359,14 +361,9 @@ static bool must_write(const struct slot *s)
 		      !extent_is_hole(&s->live)));
 }
 
-static int take_file(struct commit *m, struct file *f)
+/* Room for the numbers of one more file, and of `n` segments. */
+static int take_room(struct commit *m, uint32_t n)
 {
-	struct cache *c = m->c;
-	/* A block past the end has no bytes that anybody was told of: the next commit takes it. */
-	uint32_t n = (uint32_t)min_u64(file_map_len(f), file_nblocks(c, f));
-	size_t unsure = 0;
-	int r;
-
 	if (m->ninos == m->cap) {
 		size_t cap = m->cap ? m->cap * 2 : 256;
 		uint64_t *v = realloc(m->inos, cap * sizeof(*v));
@@ -376,30 +373,42 @@ static int take_file(struct commit *m, struct file *f)
 		m->inos = v;
 		m->cap = cap;
 	}
-	if (n > m->scratch_cap) {
-		struct extent *v = realloc(m->scratch, n * sizeof(*v));
+	if (n > m->segs_cap) {
+		size_t cap = max_u64(n, 2 * m->segs_cap);
+		uint32_t *v = realloc(m->segs, cap * sizeof(*v));
 
 		if (!v)
 			return -ENOMEM;
-		m->scratch = v;
-		m->scratch_cap = n;
+		m->segs = v;
+		m->segs_cap = cap;
 	}
-	for (uint32_t i = 0; i < n; i++) {
-		struct slot *s = file_slot(f, i);
+	return 0;
+}
 
-		memset(&m->scratch[i], 0, sizeof(m->scratch[i]));
-		if (s && !must_write(s))
-			m->scratch[i] = s->live;
-		unsure += s && s->unsure;
+/* The part of a segment that lies below block n of the file, as it will be: what is to be written
+ * gets its place later. *unsure grows by the blocks that a failed sync made doubtful. */
+static int take_segment(struct commit *m, struct file *f, uint32_t seg, uint32_t n, size_t *unsure)
+{
+	struct extent e[BLOCKMAP_SEGMENT] = {0};
+	uint32_t first = seg * BLOCKMAP_SEGMENT, used = 0;
+
+	for (uint32_t i = 0; i < BLOCKMAP_SEGMENT && first + i < n; i++) {
+		const struct slot *s = file_slot(f, first + i);
+
+		if (!s)
+			continue;
+		if (!must_write(s))
+			e[i] = s->live;
+		if (must_write(s) || !extent_is_hole(&s->live))
+			used = i + 1;
+		*unsure += s->unsure;
 	}
-	r = unsure_room(&m->again, unsure);
-	if (!r)
-		r = catalog_txn_map(m->txn, f->ino, m->scratch, n);
-	if (r)
-		return r;
-	/* From here on nothing can fail. */
-	m->inos[m->ninos++] = f->ino;
-	for (uint32_t i = 0; i < n; i++) {
+	return catalog_txn_segment(m->txn, f->ino, seg, e, used);
+}
+
+static void freeze_segment(struct commit *m, struct file *f, uint32_t seg, uint32_t n)
+{
+	for (uint32_t i = seg * BLOCKMAP_SEGMENT; i / BLOCKMAP_SEGMENT == seg && i < n; i++) {
 		struct slot *s = file_slot(f, i);
 
 		if (!s)
@@ -416,6 +425,32 @@ static int take_file(struct commit *m, struct file *f)
 				unsure_add(&m->again, f, i, &s->live);
 		}
 	}
+}
+
+static int take_file(struct commit *m, struct file *f)
+{
+	struct cache *c = m->c;
+	/* A block past the end has no bytes that anybody was told of: the next commit takes it. */
+	uint32_t n = (uint32_t)min_u64(file_map_len(f), file_nblocks(c, f));
+	uint32_t marked = slots_marked(f);
+	size_t unsure = 0;
+	int r = take_room(m, marked);
+
+	if (!r)
+		r = catalog_txn_map(m->txn, f->ino, n);
+	if (r)
+		return r;
+	slots_marked_get(f, m->segs);
+	for (uint32_t i = 0; !r && i < marked; i++)
+		r = take_segment(m, f, m->segs[i], n, &unsure);
+	if (!r)
+		r = unsure_room(&m->again, unsure);
+	if (r)
+		return r;
+	/* From here on nothing can fail. */
+	m->inos[m->ninos++] = f->ino;
+	for (uint32_t i = 0; i < marked; i++)
+		freeze_segment(m, f, m->segs[i], n);
 	list_remove(&f->changed_link);
 	f->changed = f->stepped = false;
 	slots_unmark(f, n);

@@ -155,11 +155,12 @@ static void on_gone(void *arg, uint64_t ino)
 	loop_post(e->loop, &g->task);
 }
 
-static int on_map(void *arg, uint64_t ino, uint64_t size, const struct extent *map, uint32_t n)
+static int on_map(void *arg, struct map_copy *map)
 {
 	struct engine *e = arg;
 
-	return map_copy_add(&e->loaded, ino, size, map, n);
+	list_push_back(&e->loaded, &map->link);
+	return 0;
 }
 
 /* ---- the backing directory ---- */
@@ -424,37 +425,34 @@ static int load_maps(struct engine *e, char *err, size_t errlen)
 	struct catalog_meta meta;
 
 	catalog_get_meta(e->cat, &meta);
-	list_for_each(l, &e->loaded)
-	{
-		struct map_copy *m = list_entry(l, struct map_copy, link);
+	while (!list_empty(&e->loaded)) {
+		struct map_copy *m = list_first(&e->loaded, struct map_copy, link);
 		struct file *f = file_get(c, m->ino);
 		int r;
 
 		if (!f)
 			return -ENOMEM;
 		for (uint32_t i = 0; i < m->n; i++) {
-			if (extent_is_hole(&m->map[i]))
-				continue;
-			r = pool_mark(e->pool, &m->map[i]);
-			if (r || m->map[i].valid > m->map[i].len || m->map[i].len > c->block) {
-				char path[512] = "?";
+			const struct extent *x = &m->v[i].e;
+			char path[512] = "?";
 
-				ns_path(c->ns, m->ino, path, sizeof(path));
-				snprintf(
-					err, errlen,
-					"backing %s: block %u of %s is damaged in the catalog (place %llu, %u bytes); see "
-					"momentctl fsck",
-					e->path, i, path, (unsigned long long)m->map[i].off,
-					m->map[i].len);
-				return -EUCLEAN;
-			}
+			if (!pool_mark(e->pool, x) && x->valid <= x->len && x->len <= c->block)
+				continue;
+			ns_path(c->ns, m->ino, path, sizeof(path));
+			snprintf(
+				err, errlen,
+				"backing %s: block %u of %s is damaged in the catalog (place %llu, %u bytes); see "
+				"momentctl fsck",
+				e->path, m->v[i].block, path, (unsigned long long)x->off, x->len);
+			return -EUCLEAN;
 		}
-		r = file_load_map(c, f, m->map, m->n, meta.commit_seq ? meta.commit_seq : 1);
+		r = file_load_map(c, f, m, meta.commit_seq ? meta.commit_seq : 1);
 		if (r)
 			return r;
 		file_publish(c, f, false);
+		list_remove(&m->link);
+		free(m);
 	}
-	map_copies_free(&e->loaded);
 	return 0;
 }
 

@@ -84,30 +84,27 @@ void files_fini(struct cache *c)
 	u64map_fini(&c->files);
 }
 
-int file_load_map(struct cache *c, struct file *f, const struct extent *map, uint32_t n,
-		  uint64_t seq)
+int file_load_map(struct cache *c, struct file *f, const struct map_copy *map, uint64_t seq)
 {
-	for (uint32_t i = 0; i < n; i++) {
-		struct slot *s;
+	for (uint32_t i = 0; i < map->n; i++) {
+		uint32_t n = map->v[i].block;
+		struct slot *s = file_slot_make(c, f, n);
 
-		if (extent_is_hole(&map[i]))
-			continue;
-		s = file_slot_make(c, f, i);
 		if (!s)
 			return -ENOMEM;
-		s->live = map[i];
+		s->live = map->v[i].e;
 		/* A block may have been written with bytes past the committed size. */
-		s->live.valid = (uint32_t)min_u64(s->live.valid, file_content(c, f, i));
+		s->live.valid = (uint32_t)min_u64(s->live.valid, file_content(c, f, n));
 		s->seq = seq;
 		s->unsure = false;
-		slot_account(c, f, i);
+		slot_account(c, f, n);
 	}
 	return 0;
 }
 
 uint64_t file_size_max(const struct cache *c)
 {
-	return min_u64(NS_FILE_SIZE_MAX, (uint64_t)BLOCKMAP_MAX * c->block);
+	return min_u64(NS_FILE_SIZE_MAX, (uint64_t)(UINT32_MAX - BLOCKMAP_SEGMENT) * c->block);
 }
 
 uint32_t file_nblocks(const struct cache *c, const struct file *f)

@@ -164,13 +164,13 @@ struct orphans {
 
 static bool catalog_problem(void *arg, uint64_t ino, const char *text)
 {
-	static const char orphan[] = "extended attributes, but no row";
+	static const char orphan[] = ", but no row"; /* of extended attributes or a block map */
 	struct orphans *o = arg;
 	bool is_orphan = strstr(text, orphan) != NULL;
 
 	o->any |= is_orphan;
 	fsck_tell(o->f, ino ? "inode" : "catalog", ino,
-		  is_orphan ? "drop these extended attributes" : NULL,
+		  is_orphan ? "drop what no file has" : NULL,
 		  is_orphan && o->f->opts->repair, "%s", text);
 	return true;
 }
@@ -188,8 +188,10 @@ static int drop_orphans(const struct fsck *f, char *err, size_t errlen)
 	if (res < 0)
 		return res;
 	res = cat_exec(db, "DELETE FROM xattr WHERE ino NOT IN (SELECT ino FROM inode)");
+	if (!res && f->img.meta.m.version != CATALOG_V1)
+		res = cat_exec(db, "DELETE FROM map WHERE ino NOT IN (SELECT ino FROM inode)");
 	if (res < 0)
-		cat_message(err, errlen, "%s/" CATALOG_FILE ": dropping attributes of no inode: %s",
+		cat_message(err, errlen, "%s/" CATALOG_FILE ": dropping what no inode has: %s",
 			    f->opts->dir, sqlite3_errmsg(db));
 	sqlite3_close(db);
 	return res;

@@ -55,16 +55,16 @@ static int collect(struct fsck *f, struct found **out, size_t *n_out)
 	struct found *all;
 
 	for (size_t r = 0; r < f->img.n; r++)
-		cap += f->img.recs[r].n_map;
+		cap += f->img.recs[r].map ? f->img.recs[r].map->n : 0;
 	all = calloc(cap + 1, sizeof(*all));
 	if (!all)
 		return -ENOMEM;
 	for (size_t r = 0; r < f->img.n; r++) {
 		const struct cat_rec *rec = &f->img.recs[r];
 
-		for (uint32_t b = 0; b < rec->n_map; b++)
-			if (!extent_is_hole(&rec->map[b]))
-				all[n++] = (struct found){rec->map[b], rec->row.ino, b};
+		for (uint32_t b = 0; rec->map && b < rec->map->n; b++)
+			all[n++] = (struct found){rec->map->v[b].e, rec->row.ino,
+						  rec->map->v[b].block};
 	}
 	qsort(all, n, sizeof(*all), by_offset);
 	*out = all;

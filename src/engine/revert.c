@@ -40,11 +40,12 @@ static void revert_end(void *arg)
 	free(r);
 }
 
-static int on_map(void *arg, uint64_t ino, uint64_t size, const struct extent *map, uint32_t n)
+static int on_map(void *arg, struct map_copy *map)
 {
 	struct revert *r = arg;
 
-	return map_copy_add(&r->maps, ino, size, map, n);
+	list_push_back(&r->maps, &map->link);
+	return 0;
 }
 
 static void revert_run(struct loop_work *w)
@@ -104,7 +105,7 @@ static void revert_load(struct revert *r)
 		if (f && !r->res) {
 			f->generated = a.flags & NS_GENERATED;
 			f->size = m->size;
-			r->res = file_load_map(c, f, m->map, m->n, ci.seq);
+			r->res = file_load_map(c, f, m, ci.seq);
 			file_publish(c, f, false);
 		}
 		free(m);

@@ -18,7 +18,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/blockmap.h"
 #include "engine/cache.h"
+
+_Static_assert(SLOT_LEAF == BLOCKMAP_SEGMENT, "a leaf is a segment");
 
 #define FAN_BITS 6u
 #define SLOT_FAN (1u << FAN_BITS)

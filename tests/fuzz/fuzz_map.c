@@ -11,8 +11,9 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+	struct extent *all;
 	uint32_t block, n, at;
-	struct extent *map;
+	struct map_copy *map;
 	const char *why;
 	uint64_t file;
 	uint8_t *again;
@@ -24,24 +25,38 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memcpy(&file, data + 1, 8);
 	data += 9;
 	size -= 9;
-	res = blockmap_decode(data, size, block, file, &map, &n, &why, &at);
+	map = map_copy_new(3, file, 0);
+	must(map);
+	res = blockmap_decode(data, size, 0, block, &map, &why, &at);
 	if (res < 0) {
-		must(res == -EUCLEAN && why && !map && !n);
+		must(res == -EUCLEAN && why);
+		free(map);
 		return 0;
 	}
+	n = map_copy_len(map);
 	must(size == (size_t)n * BLOCKMAP_ENTRY);
 	must(!n || (uint64_t)(n - 1) * block < file);
-	must(blockmap_trim(map, n) == n);
-	for (uint32_t b = 0; b < n; b++) {
-		must(!blockmap_check(&map[b], block));
-		must(map[b].len <= block && map[b].valid <= map[b].len);
-		must(map[b].off + map[b].len >= map[b].off);
+	all = calloc(n + 1, sizeof(*all));
+	must(all);
+	for (uint32_t b = 0; b < map->n; b++) {
+		const struct extent *e = &map->v[b].e;
+
+		must(!b || map->v[b].block > map->v[b - 1].block);
+		must(!extent_is_hole(e) && !blockmap_check(e, block));
+		must(e->len <= block && e->valid <= e->len);
+		must(e->off + e->len >= e->off);
+		all[map->v[b].block] = *e;
 	}
+	must(blockmap_trim(all, n) == n);
 	again = malloc(size + 1);
 	must(again);
-	blockmap_encode(map, n, again);
+	blockmap_encode(all, n, again);
 	must(!size || !memcmp(again, data, size));
+	/* As a later segment of the same file, it must end within the file too. */
+	if (blockmap_decode(data, size, n, block, &map, &why, &at) == 0)
+		must(!n || (uint64_t)(2 * (uint64_t)n - 1) * block < file);
 	free(again);
+	free(all);
 	free(map);
 	return 0;
 }

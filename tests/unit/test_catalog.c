@@ -44,7 +44,7 @@ static void a_new_catalog_is_an_empty_tree(void **state)
 	char path[128];
 
 	catalog_get_meta(fx->c, &m);
-	assert_int_equal(m.version, 1);
+	assert_int_equal(m.version, 2);
 	assert_int_equal(m.block, BLOCK);
 	assert_int_equal(m.uuid[15], 16);
 	assert_int_equal(m.commit_seq, 1);
@@ -127,12 +127,12 @@ static void a_newer_format_is_refused_politely(void **state)
 	fx_close(fx);
 	snprintf(path, sizeof(path), "%s/catalog.sqlite", fx->dir);
 	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
-	assert_int_equal(sqlite3_exec(db, "PRAGMA user_version = 2", NULL, NULL, NULL), SQLITE_OK);
+	assert_int_equal(sqlite3_exec(db, "PRAGMA user_version = 3", NULL, NULL, NULL), SQLITE_OK);
 	assert_int_equal(fx_open(fx, false, false), -EBUSY); /* we have it open */
 	sqlite3_close(db);
 	assert_int_equal(fx_open(fx, false, false), -EUCLEAN); /* only one of the two places */
 	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
-	assert_int_equal(sqlite3_exec(db, "UPDATE meta SET version = 2", NULL, NULL, NULL),
+	assert_int_equal(sqlite3_exec(db, "UPDATE meta SET version = 3", NULL, NULL, NULL),
 			 SQLITE_OK);
 	sqlite3_close(db);
 	assert_int_equal(fx_open(fx, false, false), -EPROTONOSUPPORT);
@@ -266,14 +266,14 @@ static void maps_are_handed_over_with_care(void **state)
 	assert_int_equal(catalog_freeze(fx->c, 0, false, &t, &changed), 0);
 	assert_false(changed);
 	assert_int_equal(ns_rename(fx->ns, NS_ROOT, "f", NS_ROOT, "moved", 0), 0);
-	assert_int_equal(catalog_txn_map(t, f, e, 3), 0);
+	assert_int_equal(fx_txn_map(t, f, e, 3), 0);
 	assert_true(catalog_txn_has(t, f));
 	assert_false(catalog_txn_has(t, g));
-	in = catalog_txn_map_get(t, f, &n);
+	in = catalog_txn_segment_get(t, f, 0, &n);
 	assert_int_equal(n, 3);
 	in[1].hash = 8;
-	assert_int_equal(catalog_txn_map(t, 999, e, 3), -ENOENT);
-	assert_null(catalog_txn_map_get(t, g, &n));
+	assert_int_equal(fx_txn_map(t, 999, e, 3), -ENOENT);
+	assert_null(catalog_txn_segment_get(t, g, 0, &n));
 	assert_int_equal(fx_finish(fx, t), 0);
 	fx_reopen(fx);
 	assert_int_equal(fx->maps[f].n, 2);
@@ -283,8 +283,8 @@ static void maps_are_handed_over_with_care(void **state)
 	/* Removed: no map any more. Trimmed to nothing: no map either. */
 	assert_int_equal(ns_unlink(fx->ns, NS_ROOT, "g"), 0);
 	assert_int_equal(catalog_freeze(fx->c, 0, false, &t, &changed), 0);
-	assert_int_equal(catalog_txn_map(t, g, e, 1), -ENOENT);
-	assert_int_equal(catalog_txn_map(t, f, e, 1), 0);
+	assert_int_equal(fx_txn_map(t, g, e, 1), -ENOENT);
+	assert_int_equal(fx_txn_map(t, f, e, 1), 0);
 	assert_int_equal(fx_finish(fx, t), 0);
 	fx_reopen(fx);
 	assert_int_equal(fx->maps[f].n, 0);
@@ -303,11 +303,11 @@ static void a_map_that_no_mount_would_accept_is_refused(void **state)
 	before = dump(fx);
 	assert_int_equal(fx_commit(fx, 0), 0);
 	assert_int_equal(catalog_freeze(fx->c, 0, false, &t, &changed), 0);
-	assert_int_equal(catalog_txn_map(t, f, e, 2), 0);
+	assert_int_equal(fx_txn_map(t, f, e, 2), 0);
 	assert_int_equal(fx_finish(fx, t), -EINVAL); /* more blocks than the file */
 	e[0].len = 5000;
 	assert_int_equal(catalog_freeze(fx->c, 0, false, &t, &changed), 0);
-	assert_int_equal(catalog_txn_map(t, f, e, 1), 0);
+	assert_int_equal(fx_txn_map(t, f, e, 1), 0);
 	assert_int_equal(fx_finish(fx, t), -EINVAL);
 	fx_reopen(fx);
 	assert_same_dump(before, dump(fx));
@@ -337,8 +337,8 @@ static void held_inodes_stay_at_their_committed_row(void **state)
 	fill(fx, mkfile(fx, NS_ROOT, "plain"), 10, NULL);
 	assert_int_equal(catalog_freeze(fx->c, 1, true, &t, &changed), 0);
 	assert_true(changed);
-	assert_int_equal(catalog_txn_map(t, old, &e, 1), -EINVAL);
-	assert_int_equal(catalog_txn_map(t, young, &e, 1), -EINVAL);
+	assert_int_equal(fx_txn_map(t, old, &e, 1), -EINVAL);
+	assert_int_equal(fx_txn_map(t, young, &e, 1), -EINVAL);
 	assert_false(catalog_txn_has(t, old));
 	assert_true(catalog_txn_has(t, young));
 	catalog_txn_end(fx->c, t, -ECANCELED);

@@ -252,8 +252,7 @@ static void a_row_that_does_not_match_is_named(void **state)
 		"UPDATE inode SET name = x'67' WHERE ino = 4",
 		"UPDATE inode SET mtime_ns = (mtime_ns + 1) % 1000000000 WHERE ino = 4",
 		"UPDATE inode SET flags = 1 WHERE ino = 4",
-		"UPDATE inode SET map = substr(map, 1, 48) WHERE ino = 4",
-		"UPDATE inode SET map = NULL WHERE ino = 4",
+		"DELETE FROM map WHERE ino = 4",
 		"UPDATE inode SET hash = hash + 1 WHERE ino = 4",
 		"UPDATE xattr SET value = x'32' WHERE ino = 4",
 		"DELETE FROM xattr WHERE ino = 4",
@@ -282,8 +281,8 @@ static void wrong_shapes_are_named(void **state)
 		const char *sql, *text;
 		bool keep_hashes;
 	} cases[] = {
-		{"DELETE FROM inode WHERE ino = 7", "5 inodes where the meta row says 6", true},
-		{"DELETE FROM inode WHERE ino = 6", "5 inodes where the meta row says 6", true},
+		{"DELETE FROM inode WHERE ino = 7; DELETE FROM map WHERE ino = 7", "5 inodes where the meta row says 6", true},
+		{"DELETE FROM inode WHERE ino = 6; DELETE FROM map WHERE ino = 6", "5 inodes where the meta row says 6", true},
 		{"UPDATE meta SET commit_seq = 9", "the meta row does not match", true},
 		{"UPDATE meta SET step = NULL", "the meta row does not match", true},
 		{"DELETE FROM meta", "the meta row is missing", true},
@@ -299,7 +298,7 @@ static void wrong_shapes_are_named(void **state)
 		{"UPDATE inode SET mode = 41471 WHERE ino = 7", "neither a file nor a directory",
 		 false},
 		{"UPDATE inode SET flags = 8 WHERE ino = 7", "unknown flags", false},
-		{"UPDATE inode SET ino = 900 WHERE ino = 7", "a number that was never given out",
+		{"UPDATE inode SET ino = 900 WHERE ino = 7; UPDATE map SET ino = 900 WHERE ino = 7", "a number that was never given out",
 		 false},
 		{"UPDATE inode SET name = x'2e2e' WHERE ino = 7", "a name that no file can have",
 		 false},
@@ -312,7 +311,18 @@ static void wrong_shapes_are_named(void **state)
 		{"UPDATE inode SET size = 5 WHERE ino = 3", "a directory with a size", false},
 		{"UPDATE inode SET name = x'78' WHERE ino = 2", "not a root directory", false},
 		{"UPDATE inode SET size = 70000 WHERE ino = 4", "more blocks than the file", false},
-		{"UPDATE inode SET map = x'00' WHERE ino = 4", "not a multiple of 24", false},
+		{"UPDATE map SET data = x'00' WHERE ino = 4", "not a multiple of 24", false},
+		{"UPDATE map SET data = substr(data, 1, 24) WHERE ino = 4",
+		 "inode 4: the row has a segment of its block map that does not match its checksum",
+		 true},
+		{"UPDATE map SET seg = 1 WHERE ino = 4", "that does not match its checksum", true},
+		{"UPDATE map SET seg = 1 WHERE ino = 4", "more blocks than the file", false},
+		{"UPDATE map SET seg = -1 WHERE ino = 4", "out of range", false},
+		{"UPDATE map SET data = zeroblob(792) WHERE ino = 4", "out of range", false},
+		{"UPDATE map SET data = x'' WHERE ino = 4", "out of range", false},
+		{"INSERT INTO map VALUES(99, 0, zeroblob(24), 0)",
+		 "inode 99: a block map, but no row", false},
+		{"DROP TABLE map", "cannot be read", true},
 		{"UPDATE inode SET size = -1 WHERE ino = 4", "out of range", false},
 		{"INSERT INTO xattr VALUES(99, x'757365722e62', x'')",
 		 "inode 99: extended attributes, but no row", false},
@@ -350,17 +360,26 @@ static void a_stale_row_is_noticed(void **state)
 
 	small_tree(fx);
 	db = db_open(fx);
-	db_exec(db, "CREATE TABLE old AS SELECT * FROM inode");
+	db_exec(db, "CREATE TABLE old AS SELECT * FROM inode;"
+		    "CREATE TABLE old_map AS SELECT * FROM map");
 	sqlite3_close(db);
 	assert_int_equal(fx_open(fx, false, false), 0);
 	fill(fx, 4, 2 * BLOCK, NULL);
 	assert_int_equal(fx_commit(fx, 2), 0);
 	fx_close(fx);
 	db = db_open(fx);
-	db_exec(db, "DELETE FROM inode WHERE ino = 4;"
-		    "INSERT INTO inode SELECT * FROM old WHERE ino = 4");
+	db_exec(db, "CREATE TABLE new AS SELECT * FROM inode;"
+		    "DELETE FROM inode WHERE ino = 4;"
+		    "INSERT INTO inode SELECT * FROM old WHERE ino = 4;"
+		    "DELETE FROM map WHERE ino = 4;"
+		    "INSERT INTO map SELECT * FROM old_map WHERE ino = 4");
 	sqlite3_close(db);
 	expect_refusal(fx, "do not add up");
+	/* Of a segment alone the row of its file knows that it is not the one. */
+	db = db_open(fx);
+	db_exec(db, "DELETE FROM inode WHERE ino = 4; INSERT INTO inode SELECT * FROM new WHERE ino = 4");
+	sqlite3_close(db);
+	expect_refusal(fx, "inode 4: the row");
 }
 
 /* A revert reads the database again, and believes it as little. */

@@ -241,11 +241,11 @@ static void it_says_when_it_cannot_run(void **state)
 	assert_int_equal(run_fsck(fx, true), -EBUSY);
 	close(fd);
 	expect_clean(fx);
-	tamper(fx, "PRAGMA user_version = 1");
+	tamper(fx, "PRAGMA user_version = 2");
 	{
 		sqlite3 *db = db_open(fx);
 
-		db_exec(db, "PRAGMA user_version = 2; UPDATE meta SET version = 2");
+		db_exec(db, "PRAGMA user_version = 3; UPDATE meta SET version = 3");
 		sqlite3_close(db);
 	}
 	assert_int_equal(run_fsck(fx, false), -EPROTONOSUPPORT);
@@ -276,15 +276,15 @@ static void extents_must_be_in_the_pool_and_alone(void **state)
 	char path[128];
 
 	/* h's only block now claims d/f's first one, with its checksum. */
-	tamper(fx, "UPDATE inode SET map = substr((SELECT map FROM inode WHERE ino = 4), 1, 24)"
+	tamper(fx, "UPDATE map SET data = substr((SELECT data FROM map WHERE ino = 4), 1, 24)"
 		   " WHERE ino = 7");
 	expect_problem(fx, "where other bytes are too");
 	expect_no_repair(fx);
 	/* The superblock is no place either. */
-	tamper(fx, "UPDATE inode SET map = x'001000000000000000100000001000000000000000000000'"
+	tamper(fx, "UPDATE map SET data = x'001000000000000000100000001000000000000000000000'"
 		   " WHERE ino = 7");
 	expect_problem(fx, "extent: h: bytes from 0 on are at 4096 in the pool");
-	tamper(fx, "UPDATE inode SET map = NULL WHERE ino = 7");
+	tamper(fx, "DELETE FROM map WHERE ino = 7");
 	/* A pool that was cut: the last blocks are gone. */
 	snprintf(path, sizeof(path), "%s/pool", fx->dir);
 	assert_int_equal(truncate(path, 65536 + 4 * 8192 + 4096), 0);
