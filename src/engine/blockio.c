@@ -250,9 +250,10 @@ static void write_start(struct block *b, bool urgent)
 	/* A place is as long as the content was when the writer came. If the file has grown since,
 	 * elsewhere, the rest is zeros and need not be written. In place, then, unless a spare
 	 * holds more: one that a commit gave back may be too short even for what was written. */
-	b->next_spare = !in_place || (s->nspare && s->spare_len > s->live.len && s->live.len < len);
+	b->next_spare = !in_place || (s->nspare && s->spare_len > slot_place_len(s) &&
+					slot_place_len(s) < len);
 	assert(!b->next_spare || s->nspare);
-	len = (uint32_t)min_u64(len, b->next_spare ? s->spare_len : s->live.len);
+	len = (uint32_t)min_u64(len, b->next_spare ? s->spare_len : slot_place_len(s));
 	b->next = (struct extent){
 		.off = b->next_spare ? s->spare[0].o : s->live.off,
 		.len = len,

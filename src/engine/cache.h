@@ -57,6 +57,7 @@ struct slot {
 	uint64_t seq;	      /* the commit that holds `live`; 0: none */
 	struct poff spare[2]; /* reserved places */
 	uint32_t spare_len;   /* bytes of each */
+	uint32_t tail; /* bytes behind `live` that are its place as well: a kept place stays as long */
 	uint8_t nspare;
 	bool keep;	 /* owns two places for good */
 	bool unsure;	 /* a sync has failed since a write of it last began: unsure.c */
@@ -66,8 +67,9 @@ struct slot {
 
 struct freed {
 	struct poff off;
-	uint32_t len;
-	uint32_t n; /* block number, to give the place back to a kept slot */
+	uint32_t len;  /* with the tail */
+	uint32_t tail; /* of these, bytes that no commit knows */
+	uint32_t n;    /* block number, to give the place back to a kept slot */
 	uint64_t ino;
 };
 
@@ -279,6 +281,12 @@ int file_make_meta(struct cache *c, uint64_t dir, struct waiter *w);
 int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len);
 /* Reserves so that there are two places with the live one, for good. Same results. */
 int slot_keep(struct cache *c, struct file *f, struct slot *s, uint32_t len);
+/* Bytes of the place that the live extent is in. */
+static inline uint32_t slot_place_len(const struct slot *s)
+{
+	return s->live.len + s->tail;
+}
+
 /* Of these two, how many are there already. */
 unsigned int slot_places(const struct slot *s, uint32_t len);
 /* Gives back its spares and keeps none from now on: nothing is written any more. */
@@ -296,6 +304,10 @@ void slot_written(struct cache *c, struct file *f, struct slot *s, uint32_t n,
 void slot_drop_live(struct cache *c, struct file *f, struct slot *s, uint32_t n);
 void freed_push(struct freed_list *l, struct freed f);
 void freed_move(struct freed_list *to, struct freed_list *from);
+/* They are the committed state again: not freed, but for what no commit knows of them. */
+void freed_forget(struct cache *c, struct freed_list *l);
+/* The live extent is no longer, and stays taken, as a commit knows it; but for its tail. */
+void slot_forget_live(struct cache *c, struct slot *s);
 /* An extent's freeing is durable: back to its kept slot or to the pool. */
 void freed_release(struct cache *c, const struct freed *fr);
 

@@ -232,6 +232,17 @@ void freed_move(struct freed_list *to, struct freed_list *from)
 	*from = (struct freed_list){0};
 }
 
+void freed_forget(struct cache *c, struct freed_list *l)
+{
+	for (size_t i = 0; i < l->n; i++) {
+		const struct freed *fr = &l->v[i];
+
+		if (fr->tail)
+			pool_free(c->pool, (struct poff){fr->off.o + fr->len - fr->tail}, fr->tail);
+	}
+	l->n = 0;
+}
+
 /* A place nobody refers to: to the kept slot that wants a second one, else to the pool. */
 static void place_release(struct cache *c, struct slot *s, struct poff off, uint32_t len)
 {
@@ -278,7 +289,22 @@ void slot_give_up(struct cache *c, struct slot *s)
 
 static bool slot_in_place(const struct slot *s, uint32_t len)
 {
-	return !extent_is_hole(&s->live) && s->seq == 0 && s->live.len >= len;
+	return !extent_is_hole(&s->live) && s->seq == 0 && slot_place_len(s) >= len;
+}
+
+static void slot_free_tail(struct cache *c, struct slot *s)
+{
+	if (s->tail)
+		pool_free(c->pool, (struct poff){s->live.off + s->live.len}, s->tail);
+	s->tail = 0;
+}
+
+void slot_forget_live(struct cache *c, struct slot *s)
+{
+	slot_free_tail(c, s);
+	memset(&s->live, 0, sizeof(s->live));
+	s->seq = 0;
+	s->unsure = false;
 }
 
 int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len)
@@ -306,7 +332,7 @@ int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len)
 unsigned int slot_places(const struct slot *s, uint32_t len)
 {
 	return (s->spare_len >= len ? s->nspare : 0) +
-	       (!extent_is_hole(&s->live) && s->live.len >= len);
+	       (!extent_is_hole(&s->live) && slot_place_len(s) >= len);
 }
 
 int slot_keep(struct cache *c, struct file *f, struct slot *s, uint32_t len)
@@ -345,6 +371,9 @@ void slot_trim(struct cache *c, struct slot *s)
 		pool_free(c->pool, s->spare[--s->nspare], s->spare_len);
 	if (!s->nspare)
 		s->spare_len = 0;
+	/* Unless a dirty block is to be written over it. */
+	if (need || !s->b || s->b->state != BLOCK_DIRTY)
+		slot_free_tail(c, s);
 }
 
 void slot_written(struct cache *c, struct file *f, struct slot *s, uint32_t n,
@@ -352,7 +381,7 @@ void slot_written(struct cache *c, struct file *f, struct slot *s, uint32_t n,
 {
 	struct extent old = s->live;
 	uint64_t old_seq = s->seq;
-	uint32_t place = from_spare ? s->spare_len : old.len;
+	uint32_t old_tail = s->tail, place = from_spare ? s->spare_len : slot_place_len(s);
 
 	if (from_spare) {
 		s->spare[0] = s->spare[1];
@@ -362,29 +391,32 @@ void slot_written(struct cache *c, struct file *f, struct slot *s, uint32_t n,
 	s->seq = 0;
 	if (frees == &f->frees) /* else the commit that has it frozen takes it */
 		slot_changed(c, f, n);
-	if (place > e->len)
-		pool_free(c->pool, (struct poff){e->off + e->len}, place - e->len);
+	s->tail = place - e->len;
+	if (!s->keep)
+		slot_free_tail(c, s);
 	if (!from_spare || extent_is_hole(&old))
 		return;
 	if (old_seq == 0)
-		place_release(c, s, (struct poff){old.off}, old.len);
+		place_release(c, s, (struct poff){old.off}, old.len + old_tail);
 	else
-		freed_push(frees, (struct freed){{old.off}, old.len, n, f->ino});
+		freed_push(frees, (struct freed){{old.off}, old.len + old_tail, old_tail, n, f->ino});
 }
 
 void slot_drop_live(struct cache *c, struct file *f, struct slot *s, uint32_t n)
 {
 	struct extent e = s->live;
+	uint32_t tail = s->tail;
 	uint64_t seq = s->seq;
 
 	if (extent_is_hole(&e))
 		return;
 	memset(&s->live, 0, sizeof(s->live));
+	s->tail = 0;
 	s->seq = 0;
 	s->unsure = false;
 	if (seq == 0)
-		place_release(c, s, (struct poff){e.off}, e.len);
+		place_release(c, s, (struct poff){e.off}, e.len + tail);
 	else
-		freed_push(&f->frees, (struct freed){{e.off}, e.len, n, f->ino});
+		freed_push(&f->frees, (struct freed){{e.off}, e.len + tail, tail, n, f->ino});
 	slot_changed(c, f, n);
 }

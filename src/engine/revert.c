@@ -181,19 +181,17 @@ static void forget(struct revert *r)
 			if (s->seq == 0)
 				slot_drop_live(c, f, s, i);
 			/* A place with seq != 0 stays taken: the committed map has it. */
-			memset(&s->live, 0, sizeof(s->live));
-			s->seq = 0;
-			s->unsure = false;
+			slot_forget_live(c, s);
 			slot_trim(c, s);
 			slot_account(c, f, i);
 		}
 		/* So is what was to be freed: it is the committed state. */
-		f->frees.n = 0;
+		freed_forget(c, &f->frees);
 		list_remove(&f->changed_link);
 		f->changed = f->touched = f->stepped = false;
 	}
 	if (r->all) {
-		c->orphans.n = 0;
+		freed_forget(c, &c->orphans);
 		atomic_store(&c->step_names, false);
 	}
 }

@@ -367,6 +367,55 @@ static void test_free_tail_goes_back(void **state)
 	assert_int_equal(engine_call(e, ENGINE_SCRUB, 0, 0, 0, 0), 0);
 }
 
+/* What was reserved behind the end is there, however small the writes that come, and when. */
+static void test_allocated_room_is_kept_whatever_is_written(void **state)
+{
+	struct ns_attr at;
+	uint64_t a, used;
+
+	(void)state;
+	stop(false);
+	pool_limit = 4u << 20;
+	start(false);
+	attach(&w);
+	a = make("a");
+	sync_all();
+	used = pool_used();
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 0, BLOCK, 1), 0);
+	assert_int_equal(pool_used(), used + 2 * BLOCK);
+	fill_pool("full");
+	for (int i = 0; i < 16; i++) {
+		put(a, (uint64_t)i * 4096, 4096, i + 1);
+		if (i % 3)
+			sync_all();
+		if (i % 4 == 3)
+			fill_pool(i == 3 ? "f3" : i == 7 ? "f7" : i == 11 ? "f11" : "f15");
+	}
+	for (int i = 0; i < 16; i++)
+		is(a, (uint64_t)i * 4096, 4096, i + 1);
+	/* Nothing is kept of it for ever: not after a way back, nor when it is gone. */
+	stop(true);
+	pool_limit = 0;
+	start(false);
+	attach(&w);
+	assert_int_equal(ns_create(engine_ns(e), NS_ROOT, "b", 0644, 0, 0, false, &at), 0);
+	a = at.ino;
+	sync_all();
+	used = pool_used();
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, a, 0, BLOCK, 1), 0);
+	put(a, 0, 4096, 1);
+	sync_all();
+	put(a, 4096, 4096, 1);
+	sync_all();
+	put(a, 4096, 4096, 2);
+	assert_int_equal(pool_used(), used + 2 * BLOCK);
+	assert_int_equal(engine_call(e, ENGINE_ROLLBACK, 0, 0, 0, 0), 0);
+	assert_int_equal(pool_used(), used + 8192);
+	assert_int_equal(ns_unlink(engine_ns(e), NS_ROOT, "b"), 0);
+	sync_all();
+	assert_int_equal(pool_used(), used);
+}
+
 /* Behind the end of a file there is nothing to punch, however far behind. */
 static void test_punch_behind_the_end_is_nothing(void **state)
 {
@@ -476,6 +525,7 @@ int main(void)
 		T(test_refused_writer_leaves_a_reader_the_block),
 		T(test_write_is_short_where_the_room_ends),
 		T(test_punch_behind_the_end_is_nothing),
+		T(test_allocated_room_is_kept_whatever_is_written),
 		T(test_refused_fallocate_takes_nothing),
 		T(test_free_tail_goes_back),
 		T(test_removed_while_a_commit_begins),
