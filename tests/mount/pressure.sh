@@ -31,8 +31,17 @@ mkdir "$mnt"
 bash -c 'echo $$ >"$1/cgroup.procs"; shift; exec setpriv --bounding-set -sys_resource --inh-caps -sys_resource "$@"' - \
 	"$group" "$MOMENTFS" -f -o ram=32M,block=256K,commit=5 "$tmp/backing" "$mnt" >"$tmp/log" 2>&1 &
 daemon=$!
-cut() { local dev; dev=$(awk -v m="$mnt" '$5 == m { sub(".*:", "", $3); print $3 }' /proc/self/mountinfo); [ -z "$dev" ] || echo 1 >"/sys/fs/fuse/connections/$dev/abort"; umount -l "$mnt"; kill -KILL $daemon; } 2>/dev/null
-cleanup_fn cut
+end_it() { # the connection first: who waits for it cannot be killed
+	local dev control=/sys/fs/fuse/connections
+	dev=$(awk -v m="$mnt" '$5 == m { sub(".*:", "", $3); print $3 }' /proc/self/mountinfo)
+	[ -n "$dev" ] || return 0
+	[ -e $control/$dev ] || { control=$tmp/connections && mkdir "$control" && mount -t fusectl none "$control"; }
+	echo 1 >"$control/$dev/abort"
+	[ "$control" != "$tmp/connections" ] || umount "$control"
+	umount -l "$mnt"
+	kill -KILL $daemon ${trainer:-}
+}
+cleanup_fn end_it
 mounted() { mountpoint -q "$mnt"; }
 retry 20 mounted || fail "not mounted: $(cat "$tmp/log")"
 retry 10 grep -q 'io_flusher: refused (needs CAP_SYS_RESOURCE)' "$tmp/log" || fail "that the flag is refused is not said: $(cat "$tmp/log")"
