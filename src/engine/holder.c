@@ -55,7 +55,8 @@ static void write_text(int fd, const char *name, const char *state)
 		     (unsigned long long)holder_pid_namespace());
 	if (n > (int)sizeof(text) - 1)
 		n = (int)sizeof(text) - 1;
-	if (ftruncate(fd, 0) || pwrite(fd, text, (size_t)n, 0) != n)
+	/* Over the old one, which a reader may be reading: never nothing in between. */
+	if (pwrite(fd, text, (size_t)n, 0) != n || ftruncate(fd, n))
 		return; /* only a text */
 }
 
@@ -75,7 +76,15 @@ static void read_text(int fd, struct holder *h)
 /* What is told of a holder: by its pid, if that means the same here. */
 static void tell_busy(const struct holder *h, const char *path, char *err, size_t errlen)
 {
-	if (!h->pid_ns || h->pid_ns == holder_pid_namespace())
+	char host[sizeof(h->host)] = "?";
+
+	gethostname(host, sizeof(host) - 1);
+	if (h->pid == getpid() && h->pid_ns == holder_pid_namespace() && !strcmp(h->host, host))
+		snprintf(err, errlen,
+			 "%s is open in this process already, as %s: close that first; one at a "
+			 "time may have it",
+			 path, h->name);
+	else if (!h->pid_ns || h->pid_ns == holder_pid_namespace())
 		snprintf(
 			err, errlen,
 			"%s is in use by %s (pid %ld on host %s): unmount that, or end that process; one "
@@ -194,10 +203,7 @@ void holder_release(int dirfd, int lockfd)
 {
 	if (dirfd >= 0)
 		flock(dirfd, LOCK_UN);
-	if (lockfd < 0)
-		return;
-	if (ftruncate(lockfd, 0)) {
-		/* only a text; the lock ends with the descriptor */
-	}
-	close(lockfd);
+	/* The text stays: while the lock is not yet gone, somebody may read that it soon will be. */
+	if (lockfd >= 0)
+		close(lockfd);
 }

@@ -180,14 +180,28 @@ static int open_temporary(const struct moment_open_opts *o, struct moment_sessio
 	return path_open_embedded(po, &s->path);
 }
 
+#define BLOCK_DEFAULT (2u << 20)
+#define BLOCK_LEAST   (64u << 10)
+
+/* For a temporary backing: small state in small blocks, of which the RAM tier holds some dozens at
+ * least. Many small optimizers in a process then cost what their state does. */
+static uint32_t block_default(uint64_t state)
+{
+	uint32_t block = BLOCK_DEFAULT;
+
+	while (state && block > BLOCK_LEAST && state / 64 < block)
+		block /= 2;
+	return block;
+}
+
 /* All of the state, what the engine keeps for small pieces and for streaming, and a little more;
  * but at most a quarter of the memory. Memory that is not needed would still have to be touched:
  * seconds for a large machine. */
-static uint64_t ram_default(uint64_t state)
+static uint64_t ram_default(uint64_t state, uint32_t block)
 {
 	uint64_t quarter = memory_available() / 4, want;
 
-	want = (state ? state : (uint64_t)1 << 30) / 6 * 7 + ((uint64_t)128 << 20);
+	want = (state ? state : (uint64_t)1 << 30) / 6 * 7 + 64ull * block;
 	return want < quarter ? want : quarter;
 }
 
@@ -196,7 +210,6 @@ int where_open(const struct moment_open_opts *o, struct moment_session *s)
 	char comm[17] = "", client[48];
 	struct path_opts po = {
 		.client = client,
-		.ram = o->ram ? o->ram : ram_default(o->state_bytes),
 		.ram_forced = o->ram != 0,
 		.block = o->block,
 		.commit_seconds = o->commit_seconds ? o->commit_seconds : 60,
@@ -206,6 +219,10 @@ int where_open(const struct moment_open_opts *o, struct moment_session *s)
 	enum data data = DATA_ANY;
 	int res;
 
+	if (!po.block && !o->mount && !o->backing)
+		po.block = block_default(o->state_bytes);
+	po.ram = o->ram ? o->ram
+			: ram_default(o->state_bytes, po.block ? po.block : BLOCK_DEFAULT);
 	prctl(PR_GET_NAME, comm);
 	snprintf(client, sizeof(client), "%s", comm);
 	res = data_parse(o->data, &data);

@@ -105,7 +105,7 @@ class Owners(OwnersCase):
             self.assertRefused(m.process.pid, f"on host {socket.gethostname()}", backing=m.backing, data="embedded")
             self.end(p)
 
-    def test_two_optimizers_in_one_process(self):
+    def test_a_second_optimizer_for_the_same_parameters_in_one_process(self):
         first = weights({"w": (300, 70)})
         ways = [dict(backing=self.backing())]
         if support.fuse_missing() is None:
@@ -116,7 +116,10 @@ class Owners(OwnersCase):
             set_gradients(first, 1)
             opt.step()
             state = opt.state[first[0][1]]["exp_avg"]
-            self.assertRefused(os.getpid(), **way)
+            with self.assertRaisesRegex(ValueError, "open in this process, by an optimizer that asked for fresh"):
+                AdamW(weights({"w": (300, 70)}), resume=True, **{**RAM, **way})
+            with self.assertRaisesRegex(momentfs.MomentError, "parameter w is registered already"):
+                AdamW(weights({"w": (300, 70)}), fresh=True, **{**RAM, **way})
             self.assertBits(opt.state[first[0][1]]["exp_avg"], state)  # and the first one goes on
             opt.step()
             opt.close()

@@ -586,7 +586,7 @@ static void wrong_options(void **state)
 	struct moment_session *s = open_in(*state, 0), *t;
 	char path[4096];
 
-	refused(moment_open(&o, &t), -EBUSY, "in use by");
+	refused(moment_open(&o, &t), -EBUSY, "in this process");
 	ok(moment_close(s));
 	o.size = 8;
 	refused(moment_open(&o, &t), -EINVAL, "size is 8");

@@ -65,11 +65,15 @@ def shard_backing(backing, shard, fresh=False):
     return os.path.join(os.fsdecode(backing), f"rank{rank}-of-{world}")
 
 
+_open = weakref.WeakSet()  # the sessions that Session.shared() gave out
+
+
 class Session:
     """One trainer's hold on one backing. See moment.h for the meaning of everything here.
 
     mount: a live mount point; backing: a directory (its daemon is joined, or else the engine runs in this process);
-    neither: a temporary backing. resume: True, or "partial" to let parameters that are not there start at zero.
+    neither: a temporary backing. resume: True, or the step that the state must be of, or "partial" to let parameters that
+    are not there start at zero.
     shard: (rank, world size), where every rank keeps its own part: its backing is a directory in backing.
     """
 
@@ -91,11 +95,12 @@ class Session:
         hints=True,
         temp_dir=None,
     ):
-        if resume not in (False, True, "partial"):
-            raise ValueError(f"resume={resume!r}: False, True or 'partial'")
+        if resume != "partial" and not (isinstance(resume, int) and resume >= 0):
+            raise ValueError(f"resume={resume!r}: False, True, the number of a step, or 'partial'")
         backing = shard_backing(backing, shard, fresh)
-        self._messages = []
-        self._on_message = _lib.MESSAGE_FN(self._take_message)  # lives as long as the session
+        self._messages = messages = []
+        # Lives as long as the session, and must not refer to it: a circle would keep both until the collector runs.
+        self._on_message = _lib.MESSAGE_FN(lambda _arg, kind, text: messages.append((kind, text.decode("utf-8", "replace"))))
         flags = (
             (_lib.OPEN_RESUME if resume else 0)
             | (_lib.OPEN_NEW_OK if resume == "partial" else 0)
@@ -123,14 +128,68 @@ class Session:
         check(res)
         self._h = handle
         self._finalizer = weakref.finalize(self, _close, handle, os.getpid())
+        self._users = weakref.WeakSet()
+        self._pid = os.getpid()
+        self._asked = (bool(resume), fresh)
+        if resume is not False and resume != "partial" and not isinstance(resume, bool):
+            self._expect_step(resume)
+
+    def _expect_step(self, step):
+        info = self.info()
+        found = info["step"] if info["step"] is not None else info["committed_step"]
+        if found != step:
+            self.close()
+            raise ValueError(
+                f"{info['backing']}: the state is of {'no step' if found is None else f'step {found}'}, not of step {step}: "
+                "load the weights of that step, or resume=True to go on all the same"
+            )
+
+    # ---- several optimizers of a process on one backing ----
+
+    @classmethod
+    def shared(cls, user, *, mount=None, backing=None, shard=None, resume=False, fresh=False, **opts):
+        """The session that this process has on that mount or backing, or else a new one. user is noted, weakly; the last
+        one that leaves ends the session, as does the last reference to it."""
+        session = cls._open_on(mount, backing, shard)
+        if session is None:
+            session = cls(mount=mount, backing=backing, shard=shard, resume=resume, fresh=fresh, **opts)
+            _open.add(session)
+        elif session._asked != (bool(resume), fresh):
+            was = {(False, False): "neither resume nor fresh", (True, False): "resume", (False, True): "fresh"}
+            raise ValueError(
+                f"{session.info()['backing']} is open in this process, by an optimizer that asked for "
+                f"{was.get(session._asked)}: ask for the same to share it, or close() that optimizer first"
+            )
+        elif not isinstance(resume, (bool, str)):
+            session._expect_step(resume)
+        session._users.add(user)
+        return session
+
+    @staticmethod
+    def _open_on(mount, backing, shard):
+        if mount is None and backing is None:
+            return None
+        where = os.fsdecode(os.path.realpath(mount if backing is None else backing))
+        if shard is not None and backing is not None:
+            where = os.path.join(where, "rank{}-of-{}".format(*shard))
+        for session in list(_open):
+            if session._h is not None and session._pid == os.getpid():
+                info = session.info()
+                if where == info["mount" if backing is None else "backing"]:
+                    return session
+        return None
+
+    def leave(self, user):
+        """The last user's leaving closes the session."""
+        self._users.discard(user)
+        if not self._users:
+            self.close()
 
     # ---- messages: gathered while the library runs, told when it has returned ----
 
-    def _take_message(self, _arg, kind, text):
-        self._messages.append((kind, text.decode("utf-8", "replace")))
-
     def _tell(self):
-        messages, self._messages = self._messages, []
+        messages = self._messages[:]
+        del self._messages[: len(messages)]
         for kind, text in messages:
             if kind == _lib.WARNING:
                 warnings.warn(text, stacklevel=4)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State as torch.optim shows it: opt.state, and state_dict in torch.optim.AdamW's own layout."""
 
+import weakref
 from collections.abc import MutableMapping
 
 import torch
@@ -77,16 +78,29 @@ class State(MutableMapping):
 
 
 class States(MutableMapping):
-    """opt.state."""
+    """opt.state. It does not keep the optimizer, which keeps it: without a circle both are freed at once."""
 
     def __init__(self, opt):
-        self._opt = opt
+        self._ref = weakref.ref(opt)
+        self._extra = {}  # what others keep under keys of their own, as in torch's defaultdict
+
+    @property
+    def _opt(self):
+        opt = self._ref()
+        if opt is None:
+            raise ReferenceError("the optimizer that this state was of is gone")
+        return opt
 
     def __getitem__(self, p):
+        if not isinstance(p, torch.Tensor):
+            return self._extra.setdefault(p, {})
         other = self._opt._foreign_state(p) if hasattr(self._opt, "_foreign_state") else None
         return other if other is not None else State(self._opt, p)
 
     def __setitem__(self, p, value):
+        if not isinstance(p, torch.Tensor):
+            self._extra[p] = value
+            return
         state = self[p]
         for key in value:
             state[key] = value[key]
@@ -95,13 +109,13 @@ class States(MutableMapping):
         raise TypeError("state on the drive cannot be deleted this way")
 
     def __contains__(self, p):
-        return p in self._opt._slots
+        return p in (self._opt._slots if isinstance(p, torch.Tensor) else self._extra)
 
     def __iter__(self):
-        return iter(list(self._opt._slots))
+        return iter([*self._opt._slots, *self._extra])
 
     def __len__(self):
-        return len(self._opt._slots)
+        return len(self._opt._slots) + len(self._extra)
 
 
 def count_of(step, name):
@@ -131,23 +145,26 @@ def exact_float32(value, name, key):
 
 
 def _numbered(opt):
-    """(number, tensor) of all parameters, as torch numbers them."""
-    params = [p for g in opt.param_groups for p in g["params"]]
-    return list(enumerate(params))
+    """(tensor, number) of all parameters, as torch numbers them: by place, one in two groups by its first."""
+    out = {}
+    for i, p in enumerate(p for g in opt.param_groups for p in g["params"]):
+        out.setdefault(p, i)
+    return out
 
 
 def export(opt):
-    state = {}
-    for i, p in _numbered(opt):
+    state, numbers = {}, _numbered(opt)
+    for p, i in numbers.items():
         entry = {key: opt.state[p][key] for key in opt.state[p]}
         if entry:
             state[i] = entry
-    groups, at = [], 0
+    state.update(opt.state._extra)
+    groups = []
     for g in opt.param_groups:
         out = {k: v for k, v in g.items() if k != "params"}
-        out["params"] = list(range(at, at + len(g["params"])))
-        out["param_names"] = [opt._names.of(p) for p in g["params"]]
-        at += len(g["params"])
+        out["params"] = [numbers[p] for p in g["params"]]
+        if all(opt._names.place(p) is None for p in g["params"]):  # a place is no name
+            out["param_names"] = [opt._names.of(p) for p in g["params"]]
         groups.append(out)
     return {"state": state, "param_groups": groups}
 
@@ -162,7 +179,7 @@ def _match(opt, saved_groups):
         if len(saved["params"]) != len(group["params"]):
             raise ValueError(f"group {n} has {len(group['params'])} parameters, in the state dict {len(saved['params'])}")
         names = saved.get("param_names")
-        if not names:
+        if not names or any(opt._names.place(p) is not None for p in group["params"]):
             out.update(zip(saved["params"], group["params"]))
             continue
         ours = {opt._names.of(p): p for p in group["params"]}
@@ -205,6 +222,9 @@ def load(opt, state_dict):
     tensors = _match(opt, state_dict["param_groups"])
     saved = {}
     for number, entry in state_dict["state"].items():
+        if isinstance(number, str):
+            opt.state._extra[number] = entry
+            continue
         if number not in tensors:
             raise ValueError(f"the state dict has state for parameter {number!r}, which is in none of its groups")
         saved[tensors[number]] = entry
@@ -237,3 +257,5 @@ def load(opt, state_dict):
         for key, value in saved_group.items():
             if key not in ("params", "param_names"):
                 group[key] = value
+        if "param_names" in saved_group and any(opt._names.place(p) is not None for p in group["params"]):
+            group["param_names"] = saved_group["param_names"]  # as torch does; ours are known by their places

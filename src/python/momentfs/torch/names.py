@@ -73,7 +73,13 @@ class Names:
         self._tensor = {name: t for name, t in self._tensor.items() if id(t) not in gone}
 
     def of(self, tensor):
-        return self._name[id(tensor)]
+        name = self._name.get(id(tensor))
+        if name is None:
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} is in a parameter group that did not come through the constructor "
+                "or add_param_group(): its state is not known. Put back the parameter that was there, or add a group"
+            )
+        return name
 
     def place(self, tensor):
         """n of one that is called unnamed.n for want of a name, else None."""
@@ -83,18 +89,31 @@ class Names:
         return self._tensor[name]
 
 
+# torch's own words: code looks for them.
+DUPLICATES = (
+    "optimizer contains a parameter group with duplicate parameters; in future, this will cause an error; "
+    "see github.com/pytorch/pytorch/issues/40967 for more information"
+)
+
+
 def group_of(names, group):
     """A param group as torch wants it: a list of distinct tensors, their names noted. group is a dict whose "params"
     are a tensor, tensors, or (name, tensor) pairs. Also returns the tensors that are new here."""
     params = group["params"]
     if isinstance(params, torch.Tensor):
         params = [params]
+    elif not isinstance(params, set):
+        params = list(params)
     elif isinstance(params, set):
-        raise TypeError("a set of parameters has no order: pass a list, or named_parameters()")
+        raise TypeError("optimizer parameters need to be organized in ordered collections, but the ordering of tensors in "
+                        "sets will change between runs. Please use a list instead.")
     names.look_again()
-    out, new = [], []
+    out, new, twice = [], [], False
     seen = set()
     given_names = group.get("param_names")
+    pairs = sum(isinstance(e, (tuple, list)) for e in params)
+    if 0 < pairs < len(params):
+        raise ValueError("all optimizer params should be with/without names. Some param names are missing")
     for i, entry in enumerate(params):
         if isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[0], (str, bytes)):
             name, tensor = entry
@@ -102,19 +121,24 @@ def group_of(names, group):
         else:
             name, tensor = (given_names[i] if given_names else None), entry
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"an optimizer takes tensors, (name, tensor) pairs or dicts, not {type(tensor).__name__}")
+            raise TypeError(f"optimizer can only optimize Tensors, but one of the params is {torch.typename(tensor)}")
         if names.add(tensor, name):
             new.append(tensor)
         if id(tensor) not in seen:  # tied, or given twice: updated once
             seen.add(id(tensor))
             out.append(tensor)
+        elif name is None or name == names.of(tensor):  # (a tied one comes under another name)
+            twice = True
+    if twice:
+        warnings.warn(DUPLICATES, stacklevel=5)
     return {**{k: v for k, v in group.items() if k != "param_names"}, "params": out}, new
 
 
 def groups_of(names, params):
     """The same for all that an optimizer's constructor takes."""
     if isinstance(params, torch.Tensor):
-        raise TypeError("params must be an iterable of tensors, pairs or dicts, not a tensor")
+        raise TypeError("params argument given to the optimizer should be an iterable of Tensors or dicts, but got "
+                        + torch.typename(params))
     params = list(params)
     if not params:
         raise ValueError("optimizer got an empty parameter list")

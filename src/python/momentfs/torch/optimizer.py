@@ -17,6 +17,9 @@ from momentfs.torch.names import Names, group_of, groups_of
 from momentfs.torch.samples import Samples
 
 DTYPES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _lib.F16}
+# Made here and not where an optimizer is made: the first one of a process has torch load modules, and what those keep of
+# the stack would keep our optimizer until the collector runs.
+TORCHS_DEFAULTS = {kind: kind([torch.zeros(1)]).defaults for kind in (torch.optim.Adam, torch.optim.AdamW)}
 SAMPLE = 64  # elements looked at to notice weights that were changed behind our back
 
 
@@ -58,13 +61,14 @@ def _same_look(a, b):
 
 
 def _check_hyper(lr, betas, eps, weight_decay):
-    for what, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-        value = _number(value)
-        if not value >= 0 or math.isinf(value):
-            raise ValueError(f"invalid {what}: {value}")
+    for what, value in (("learning rate", lr), ("epsilon value", eps), ("weight_decay value", weight_decay)):
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise ValueError(f"Tensor {'lr' if value is lr else what} must be 1-element")
+        if not _number(value) >= 0 or math.isinf(_number(value)):
+            raise ValueError(f"Invalid {what}: {value}")  # torch's words, here and below: code looks for them
     for i in (0, 1):
         if not 0.0 <= _number(betas[i]) < 1.0:
-            raise ValueError(f"invalid beta at index {i}: {betas[i]}")
+            raise ValueError(f"Invalid beta parameter at index {i}: {betas[i]}")
 
 
 class FileOptimizer(torch.optim.Optimizer):
@@ -116,7 +120,8 @@ class FileOptimizer(torch.optim.Optimizer):
         everything = [p for g in self.param_groups for p in g["params"]]
         if nvme_offload_fraction is not None:
             ram = self._place(everything, nvme_offload_fraction, ram, block or 2 << 20, mount)
-        self._session = Session(
+        self._session = Session.shared(
+            self,
             mount=mount,
             backing=backing,
             shard=shard,
@@ -139,7 +144,8 @@ class FileOptimizer(torch.optim.Optimizer):
                 self._label = None
             self._register([p for p in everything if p.requires_grad])
         except BaseException:
-            self._session.close()
+            session, self._session = self._session, None
+            session.leave(self)
             raise
 
     # ---- parameters ----
@@ -402,7 +408,7 @@ class FileOptimizer(torch.optim.Optimizer):
         """Ends the session; embedded, that commits. A closed optimizer steps no more."""
         if self._session is not None:
             session, self._session = self._session, None
-            session.close()
+            session.leave(self)
 
     def __enter__(self):
         return self
@@ -432,12 +438,29 @@ class FileOptimizer(torch.optim.Optimizer):
     def state_dict(self):
         """torch.optim.AdamW's own layout, with param_names in the groups. All of the state in memory: for a large one
         commit and copy the files instead."""
-        return layout.export(self)
+        for hook in self._hooks("state_dict_pre"):
+            hook(self)
+        state_dict = layout.export(self)
+        for hook in self._hooks("state_dict_post"):
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        return state_dict
+
+    def _hooks(self, when):
+        """Those that torch's register_..._hook() noted; torch 1 has none."""
+        return list(getattr(self, f"_optimizer_{when}_hooks", {}).values())
 
     @torch.no_grad()
     def load_state_dict(self, state_dict):
         """Takes what state_dict() gave, or torch.optim.Adam's or AdamW's own; by name where it has names."""
+        if isinstance(state_dict, dict):
+            state_dict = state_dict.copy()  # a hook may change it
+        for hook in self._hooks("load_state_dict_pre"):
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
         layout.load(self, state_dict)
+        for hook in self._hooks("load_state_dict_post"):
+            hook(self)
 
     def __getstate__(self):
         raise TypeError("an optimizer with a session cannot be pickled or copied: use state_dict()")
@@ -447,6 +470,7 @@ class _AsTorchs(FileOptimizer):
     """An optimizer with the signature and the defaults of one of torch's."""
 
     _torchs = None  # the class; as exported groups have all keys of its own, they fit this version of torch
+    _decays_apart = False  # not told by comparing classes: people put ours in the place of torch.optim.AdamW
 
     def __init__(
         self,
@@ -466,11 +490,18 @@ class _AsTorchs(FileOptimizer):
     ):
         if capturable or differentiable:
             raise ValueError("capturable and differentiable are for torch's own optimizers")
-        defaults = dict(self._torchs([torch.zeros(1)]).defaults)
+        if foreach and fused:
+            raise ValueError("`fused` and `foreach` cannot be `True` together")
+        if isinstance(betas[0], torch.Tensor) != isinstance(betas[1], torch.Tensor):
+            raise ValueError("betas must be either both floats or both Tensors")
+        for what, value in (("lr", lr), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
+            if isinstance(value, torch.Tensor) and foreach:
+                raise ValueError(f"{what} as a Tensor is not supported for capturable=False and foreach=True")
+        defaults = dict(TORCHS_DEFAULTS[self._torchs])
         defaults.update(lr=lr, betas=betas, eps=eps, amsgrad=amsgrad, maximize=maximize)
         if weight_decay is not None:
             defaults["weight_decay"] = weight_decay
-        super().__init__(params, defaults, decoupled=self._torchs is torch.optim.AdamW, **where)
+        super().__init__(params, defaults, decoupled=self._decays_apart, **where)
 
 
 class AdamW(_AsTorchs):
@@ -479,7 +510,9 @@ class AdamW(_AsTorchs):
     params: named_parameters(), (name, tensor) pairs, groups of these, or plain tensors with model=. Without names they
     are known by their order; a few weights are kept with the state, by which a resumed run notices another (ValueError).
     mount: a live mount point. backing: a directory. Neither: temporary. What is there already is refused unless
-    resume=True (names and shapes are checked; "partial" lets new parameters start at zero) or fresh=True.
+    resume=True (names and shapes are checked; "partial" lets new parameters start at zero), resume=N (True, if the state
+    is of step N: else ValueError) or fresh=True. Optimizers of one process that name one backing or mount share its
+    session: they commit together, and the last one to be closed ends it.
     shard: (rank, world size), for ranks that each keep the state of their own shards: backing has a directory a rank.
     nonfinite="raise": NonFiniteGradient before anything is written. master=False: 16-bit weights are updated in place
     instead of through fp32 masters. nvme_offload_fraction: as ColossalAI's; the rest stays in the RAM tier.
@@ -488,6 +521,7 @@ class AdamW(_AsTorchs):
     """
 
     _torchs = torch.optim.AdamW
+    _decays_apart = True
 
 
 class Adam(_AsTorchs):

@@ -1,0 +1,226 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""What code that was written for torch.optim relies on: lifetime, sharing, words, hooks, state dicts. (torch_suite.py
+runs torch's own tests, where there is a checkout of them.)"""
+
+import gc
+import io
+import os
+import subprocess
+import sys
+import unittest
+import warnings
+import weakref
+
+import support
+import torch
+from support import Case, set_gradients, weights
+
+import momentfs
+import momentfs.torch
+from momentfs.torch import Adam, AdamW
+
+SHAPES = {"w": (40, 30), "b": (7,)}
+SMALL = dict(ram=2 << 20, block=65536)
+
+
+class Lifetime(Case):
+    def setUp(self):
+        super().setUp()
+        gc.disable()  # nothing here may need the collector
+        self.addCleanup(gc.enable)
+
+    def train(self, steps=2, **kw):
+        named = weights(SHAPES)
+        opt = AdamW(named, backing=self.backing(), **SMALL, **kw)
+        for step in range(1, steps + 1):
+            set_gradients(named, step)
+            opt.step()
+        opt.commit()
+        return weakref.ref(opt)
+
+    def test_a_function_that_ends_frees_its_optimizer(self):
+        self.assertIsNone(self.train()())
+        self.assertIsNone(self.train(resume=True)())
+
+    def test_an_exception_frees_it(self):
+        try:
+            named = weights(SHAPES)
+            opt = AdamW(named, backing=self.backing(), **SMALL)
+            set_gradients(named, 1)
+            opt.step()
+            del opt
+            raise RuntimeError("the training loop failed")
+        except RuntimeError:
+            pass
+        self.assertIsNone(self.train(fresh=True)())
+
+    def test_state_that_outlives_its_optimizer_says_so(self):
+        opt = AdamW(weights(SHAPES), **SMALL)
+        state = opt.state
+        del opt
+        with self.assertRaisesRegex(ReferenceError, "gone"):
+            len(state)
+
+    def test_memory_in_proportion_to_the_state(self):
+        code = (
+            "import torch, momentfs.torch as m\n"
+            "def rss(): return int(next(l for l in open('/proc/self/status') if l.startswith('VmRSS')).split()[1]) // 1024\n"
+            "def made(n): return [m.AdamW([('w', torch.nn.Parameter(torch.zeros(1000)))]) for _ in range(n)]\n"
+            "first = made(1)\n"
+            "before = rss(); more = made(20); print(rss() - before)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "MOMENT_QUIET": "1"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertLess(int(done.stdout), 20 * 12, "MiB for 20 optimizers of 8 KB of state each")
+
+
+class Sharing(Case):
+    def pair(self, **kw):
+        one, two = weights({"one." + k: s for k, s in SHAPES.items()}), weights({"two." + k: s for k, s in SHAPES.items()})
+        return (one, self.keep(AdamW(one, backing=self.backing(), **SMALL, **kw)),
+                two, self.keep(Adam(two, lr=1e-2, backing=self.backing(), **SMALL, **kw)))
+
+    def test_two_optimizers_of_a_process_share_a_backing(self):
+        one, a, two, b = self.pair()
+        self.assertIs(a._session, b._session)
+        for step in range(1, 4):
+            for named, opt in ((one, a), (two, b)):
+                set_gradients(named, step)
+                opt.step()
+        a.commit()
+        want = {n: (o.state[p]["exp_avg"].clone(), p.detach().clone()) for named, o in ((one, a), (two, b)) for n, p in named}
+        a.close()
+        set_gradients(two, 4)  # the other one goes on
+        b.step()
+        b.rollback()
+        b.close()
+        one, a, two, b = self.pair(resume=True)
+        for named, opt in ((one, a), (two, b)):
+            for n, p in named:
+                self.assertBits(opt.state[p]["exp_avg"], want[n][0], n)
+                self.assertEqual(int(opt.state[p]["step"]), 3)
+
+    def test_a_second_one_that_wants_it_otherwise_is_told_what_is_there(self):
+        one, a, two, b = self.pair()
+        with self.assertRaisesRegex(ValueError, "in this process.*neither resume nor fresh.*close"):
+            AdamW(weights({"x": (3,)}), backing=self.backing(), fresh=True)
+        with self.assertRaisesRegex(momentfs.MomentError, "in this process already"):
+            momentfs.Session(backing=self.backing(), data="embedded")
+        del one, a, two, b
+
+
+class Resuming(Case):
+    def test_resume_names_the_step(self):
+        def train(**kw):
+            opt = self.keep(AdamW(named, backing=self.backing(), **SMALL, **kw))
+            for step in (1, 2, 3):
+                set_gradients(named, step)
+                opt.step()
+            opt.close()
+            return opt
+
+        named = weights(SHAPES)
+        train()
+        with self.assertRaisesRegex(ValueError, "of step 3, not of step 2"):
+            AdamW(named, backing=self.backing(), **SMALL, resume=2)
+        train(resume=3)
+        with self.assertRaisesRegex(ValueError, "resume='yes'"):
+            AdamW(named, backing=self.backing(), resume="yes")
+
+
+class Words(Case):
+    def test_texts_of_torchs_own_exceptions(self):
+        p = torch.nn.Parameter(torch.zeros(3))
+        for error, text, make in (
+            (ValueError, "Invalid learning rate: -1", lambda c: c([("p", p)], lr=-1)),
+            (ValueError, "Invalid epsilon value: -1", lambda c: c([("p", p)], eps=-1)),
+            (ValueError, "Invalid beta parameter at index 0: 1.0", lambda c: c([("p", p)], betas=(1.0, 0.9))),
+            (ValueError, "Invalid beta parameter at index 1: -0.5", lambda c: c([("p", p)], betas=(0.5, -0.5))),
+            (ValueError, "Invalid weight_decay value: -1", lambda c: c([("p", p)], weight_decay=-1)),
+            (ValueError, "optimizer got an empty parameter list", lambda c: c([])),
+            (TypeError, "params argument given to the optimizer should be an iterable of Tensors or dicts", lambda c: c(p)),
+            (TypeError, "optimizer can only optimize Tensors", lambda c: c([3])),
+            (ValueError, "some parameters appear in more than one parameter group",
+             lambda c: c([{"params": [("p", p)]}, {"params": [("p", p)]}])),
+        ):
+            for kind in (Adam, AdamW):
+                with self.assertRaisesRegex(error, text):
+                    make(kind)
+
+    def test_duplicates_are_warned_about(self):
+        p = torch.nn.Parameter(torch.zeros(3))
+        with self.assertWarnsRegex(UserWarning, "a parameter group with duplicate parameters"):
+            self.keep(AdamW([p, p], **SMALL, warn_unnamed=False))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.keep(AdamW([("a", p), ("b", p)], **SMALL))  # a tied one, under each of its names
+
+    def test_a_tensor_put_into_a_group_is_named_by_what_it_is(self):
+        named = weights(SHAPES)
+        opt = self.keep(AdamW(named, **SMALL))
+        opt.param_groups[0]["params"][0] = torch.nn.Parameter(torch.zeros(5, 5))
+        opt.param_groups[0]["params"][0].grad = torch.zeros(5, 5)
+        with self.assertRaisesRegex(ValueError, r"shape \(5, 5\).*add_param_group"):
+            opt.step()
+
+    def test_in_the_place_of_torchs_own_class_decay_stays_decoupled(self):
+        self.addCleanup(setattr, torch.optim, "AdamW", torch.optim.AdamW)
+        torch.optim.AdamW = AdamW
+        p = torch.nn.Parameter(torch.ones(4))
+        opt = self.keep(torch.optim.AdamW([("p", p)], lr=0.1, weight_decay=0.5, **SMALL))
+        p.grad = torch.zeros(4)
+        opt.step()
+        self.assertTrue(torch.equal(p.detach(), torch.full((4,), 1 - 0.1 * 0.5)))
+
+
+class StateDicts(Case):
+    def test_a_parameter_in_two_groups_keeps_one_number(self):
+        named = weights(SHAPES)
+        opt = self.keep(AdamW(named, **SMALL))
+        opt.param_groups.append(opt.param_groups[0])
+        groups = opt.state_dict()["param_groups"]
+        self.assertEqual([g["params"] for g in groups], [[0, 1], [0, 1]])
+
+    def test_loads_with_weights_only(self):
+        named = weights(SHAPES)
+        opt = self.keep(AdamW(named, **SMALL))
+        set_gradients(named, 1)
+        opt.step()
+        f = io.BytesIO()
+        torch.save(opt.state_dict(), f)
+        f.seek(0)
+        try:
+            saved = torch.load(f, weights_only=True)
+        except Exception as e:
+            if torch.__version__ >= "2" or "Unsupported operand" not in str(e):
+                raise
+            return  # torch 1.13 cannot load its own optimizers' state so
+        self.assertEqual(set(saved["state"]), {0, 1})
+        opt.load_state_dict(saved)
+
+    def test_names_only_where_they_were_given(self):
+        ps = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(4))]
+        plain = self.keep(AdamW(ps, **SMALL, warn_unnamed=False))
+        self.assertNotIn("param_names", plain.state_dict()["param_groups"][0])
+        with self.assertRaisesRegex(ValueError, "with/without names"):
+            AdamW([("a", ps[0]), ps[1]], **SMALL)
+
+    def test_hooks_run(self):
+        if not hasattr(torch.optim.Optimizer, "register_state_dict_pre_hook"):
+            return  # they came with torch 2.1
+        named = weights(SHAPES)
+        opt = self.keep(AdamW(named, **SMALL))
+        ran = []
+        opt.register_state_dict_pre_hook(lambda o: ran.append("pre"))
+        opt.register_state_dict_post_hook(lambda o, d: {**d, "extra": 1})
+        opt.register_load_state_dict_pre_hook(lambda o, d: ran.append("load") or {k: v for k, v in d.items() if k != "extra"})
+        opt.register_load_state_dict_post_hook(lambda o: ran.append("loaded"))
+        saved = opt.state_dict()
+        self.assertEqual(saved["extra"], 1)
+        opt.load_state_dict(saved)
+        self.assertEqual(ran, ["pre", "load", "loaded"])
+
+
+if __name__ == "__main__":
+    support.main()
