@@ -6,8 +6,9 @@
  * none; the host's disk is taken for that and for nothing else:
  * - whoever wants much (an fallocate, a registration) has the total compared with all there is
  *   before the first place is taken: space_check();
- * - what a refusal had the file grow by, and at unmount all of the free tail, goes back to the
- *   host: space_trim(), space_trim_all().
+ * - what a refusal had the file grow by, and at unmount the free tail, goes back to the host:
+ *   space_trim(), space_trim_all(); but at unmount as much stays free as is in use, since the
+ *   trainer that comes back wants two places for each block, and others may have filled the disk.
  * Free places in the middle stay: free space in the pool is reserved, that is a promise.
  */
 #include <errno.h>
@@ -143,6 +144,7 @@ bool space_trim(struct cache *c, uint64_t floor)
 
 uint64_t space_trim_all(struct cache *c)
 {
+	struct pool_info pi;
 	struct pool_grow g;
 	size_t pos = 0;
 	struct file *f;
@@ -155,7 +157,8 @@ uint64_t space_trim_all(struct cache *c)
 		for (uint32_t n = 0; (s = file_slot_next(f, &n)); n++)
 			slot_give_up(c, s);
 	}
-	if (pool_trim_begin(c->pool, 0, &g))
+	pool_get_info(c->pool, &pi);
+	if (pool_trim_begin(c->pool, POOL_SUPER_SIZE + 2 * pi.used, &g))
 		return 0;
 	pool_grow_run(c->pool, &g);
 	pool_grow_end(c->pool, &g);

@@ -207,7 +207,7 @@ static int file_write(struct file_model *f)
 		r = drive_op(ENGINE_WRITE, f->ino, pos, len, 0, (char *)buf + pos);
 		if (!allowed_write(r))
 			die("write: %s", strerror((int)-r));
-		ok = ok && r >= 0;
+		ok = ok && r == (int64_t)len; /* short: room ended in it */
 		pos += len;
 	}
 	if (!ok) {

@@ -173,8 +173,11 @@ static struct verdict fsck(void)
 
 static void pool_flip(void)
 {
-	/* Some behind the last extent, some between them; what is before is the superblock's. */
-	off_t off = (off_t)(pool_start + below((pool_end - pool_start) / 4 * 5));
+	/* Some behind the last extent, as far as the pool goes, some between them; what is before is
+	 * the superblock's. */
+	uint64_t span = (pool_end - pool_start) / 4 * 5;
+	uint64_t there = (uint64_t)size_of("pool") - pool_start;
+	off_t off = (off_t)(pool_start + below(span < there ? span : there));
 	unsigned char old = put("pool", off, (unsigned char)(1 + below(255)), true);
 	int bad_file = -1;
 	unsigned int bad;

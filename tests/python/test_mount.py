@@ -251,7 +251,7 @@ class Looking(MountCase):
             named, opt = self.train(m, data=data, fresh=True)
             if data == "session":
                 with self.assertRaisesRegex(momentfs.MomentError, rf"pid {os.getpid()}|process {os.getpid()}"):
-                    AdamW(weights(SHAPES), mount=m.path, resume=True, data="session")
+                    momentfs.Session(mount=m.path, resume=True, data="session")
             with momentfs.Session(mount=m.path, readonly=True) as reader:  # readers without limit
                 self.assertEqual({e["name"] for e in reader.list()}, set(SHAPES))
                 (handle, found, step), = reader.register([{"name": "w", "shape": SHAPES["w"]}])
@@ -320,7 +320,7 @@ class Dying(MountCase):
             "    if step == 4: opt.commit()\n"
             "opt._session.pre_step(7)\n"
             "if sys.argv[2] == 'mmap':  # a session needs no change to be torn\n"
-            "    os.pwrite(os.open(sys.argv[1] + '/params/p/exp_avg', os.O_RDWR), b'seven', 0)\n"
+            "    opt._session.write(opt._slots[p].handle, momentfs.EXP_AVG, 0, 4, torch.full((4,), 7.0).data_ptr())\n"
             "os.kill(os.getpid(), signal.SIGKILL)\n"
         )
         for data in ("session", "mmap"):

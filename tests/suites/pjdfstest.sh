@@ -53,4 +53,4 @@ stop_momentfs "$tmp/mnt"
 for about in "${!apart[@]}"; do printf 'left out: %s: %s\n' "$about" "${apart[$about]}"; done
 printf 'pjdfstest: %d expectations met, %d not applicable\n' "$passed" "$cut"
 [ "$failed" = 0 ] || fail "pjdfstest: $failed files with expectations that were not met"
-[ "$passed" -gt 2000 ] || fail "pjdfstest: only $passed expectations were checked"
+[ "$passed" -gt 1500 ] || fail "pjdfstest: only $passed expectations were checked"
