@@ -38,7 +38,8 @@ uint64_t cat_hash_segment(uint64_t ino, uint32_t seg, const void *data, size_t l
 
 	len = min_u64(len, sizeof(b) - sizeof(head));
 	memcpy(b, head, sizeof(head));
-	memcpy(b + sizeof(head), data, len);
+	if (len)
+		memcpy(b + sizeof(head), data, len);
 	return XXH3_64bits(b, sizeof(head) + len);
 }
 

@@ -6,6 +6,8 @@ runs torch's own tests, where there is a checkout of them.)"""
 import gc
 import io
 import os
+import random
+import signal
 import subprocess
 import sys
 import unittest
@@ -172,6 +174,81 @@ class Words(Case):
         p.grad = torch.zeros(4)
         opt.step()
         self.assertTrue(torch.equal(p.detach(), torch.full((4,), 1 - 0.1 * 0.5)))
+
+
+class Steps(Case):
+    def test_what_a_parameter_is_now_is_compared_with_what_was_registered(self):
+        for change in (lambda p: p.data.new_zeros(3), lambda p: p.data.new_zeros(900), lambda p: p.data.bfloat16(),
+                       lambda p: p.data.reshape(-1)):
+            named = weights(SHAPES)
+            opt = self.keep(AdamW(named, **SMALL))
+            set_gradients(named, 1)
+            opt.step()
+            (name, p), before = named[0], opt.state[named[0][1]]["exp_avg"].clone()
+            p.data = change(p)
+            p.grad = torch.zeros_like(p)
+            other = named[1][1].detach().clone()
+            with self.assertRaisesRegex(ValueError, rf"parameter {name} was registered as torch.float32, shape \(40, 30\)"):
+                opt.step()
+            self.assertTrue(torch.equal(named[1][1].detach(), other), "nothing is done by half")
+            self.assertEqual(opt.last_step, 1)
+            p.data = torch.zeros(SHAPES["w"])
+            self.assertBits(opt.state[p]["exp_avg"], before)
+            opt.close()
+
+    def test_bad_arguments_are_refused_before_the_step(self):
+        named = weights(SHAPES)
+        opt = self.keep(AdamW(named, **SMALL))
+        for step in (1, 2):
+            set_gradients(named, step)
+            opt.step()
+        group = opt.param_groups[0]
+        for key, bad, text in (("amsgrad", True, "amsgrad was switched on for parameter"), ("lr", -1.0, "Invalid learning rate"),
+                               ("lr", float("nan"), "Invalid learning rate"), ("betas", (0.9, 1.0), "Invalid beta parameter"),
+                               ("eps", 1e-40, "Invalid epsilon"), ("weight_decay", -1.0, "Invalid weight_decay")):
+            good, group[key] = group[key], bad
+            with self.assertRaisesRegex(ValueError, text):
+                opt.step()
+            group[key] = good
+        opt.step()
+        self.assertEqual(opt.last_step, 3)
+
+    def test_a_graph_made_before_a_step_does_not_go_backward_after_it(self):
+        for p in (torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.tensor(2.0)),
+                  torch.nn.Parameter(torch.ones(4, 6).t())):
+            opt = self.keep(AdamW([("p", p)], **SMALL))
+            loss = (p * p).sum()
+            p.grad = torch.ones_like(p)
+            opt.step()
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                loss.backward()
+            opt.close()
+
+    def test_an_interrupt_does_not_part_weights_and_state(self):
+        p = torch.nn.Parameter(torch.zeros(50, 30).t())  # not contiguous: copied back after the step
+        opt = self.keep(AdamW([("w", p)], lr=1e-3, weight_decay=0.0, **SMALL))
+        p.grad = torch.ones_like(p)
+
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        old = signal.signal(signal.SIGALRM, stop)
+        self.addCleanup(signal.signal, signal.SIGALRM, old)
+        interrupted = 0
+        for n in range(150):
+            weight, count = p.detach()[0, 0].item(), opt.last_step or 0
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(5e-5, 1e-3))
+                opt.step()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            moved = p.detach()[0, 0].item() != weight
+            self.assertEqual(moved, (opt.last_step or 0) > count)
+        self.assertGreater(interrupted, 0)
+        if opt.last_step:
+            self.assertEqual(int(opt.state[p]["step"]), opt.last_step)
 
 
 class StateDicts(Case):

@@ -22,6 +22,8 @@ make -C "$tmp/suite" -j2 >"$tmp/build.log" 2>&1 || fail "xfstests does not build
 # The type that the kernel shows.
 sed -i "s#-e 's/fuse.ceph-fuse/ceph-fuse/'#& -e 's/fuse.momentfs/fuse/'#" "$tmp/suite/common/rc"
 
+# Other users go through here.
+chmod 755 "$tmp"
 # What fills its disk does so in an image.
 truncate -s "${MOMENT_SUITES_DISK:-16G}" "$tmp/image"
 mkfs.ext4 -q "$tmp/image"

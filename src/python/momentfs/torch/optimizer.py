@@ -12,6 +12,7 @@ import torch
 from momentfs import _lib
 from momentfs._lib import EXP_AVG, EXP_AVG_SQ, MASTER, MAX_EXP_AVG_SQ
 from momentfs.session import Session
+from momentfs.signals import whole
 from momentfs.torch import layout
 from momentfs.torch.names import Names, group_of, groups_of
 from momentfs.torch.samples import Samples
@@ -20,16 +21,18 @@ DTYPES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _li
 # Made here and not where an optimizer is made: the first one of a process has torch load modules, and what those keep of
 # the stack would keep our optimizer until the collector runs.
 TORCHS_DEFAULTS = {kind: kind([torch.zeros(1)]).defaults for kind in (torch.optim.Adam, torch.optim.AdamW)}
+SMALLEST = torch.finfo(torch.float32).tiny
 SAMPLE = 64  # elements looked at to notice weights that were changed behind our back
 
 
 class Slot:
     """What is known of one registered parameter besides its tensor."""
 
-    __slots__ = ("handle", "name", "master", "amsgrad", "seen", "stale")
+    __slots__ = ("handle", "name", "master", "amsgrad", "seen", "stale", "shape", "dtype")
 
-    def __init__(self, handle, name, master, amsgrad):
+    def __init__(self, handle, p, name, master, amsgrad):
         self.handle, self.name, self.master, self.amsgrad = handle, name, master, amsgrad
+        self.shape, self.dtype = tuple(p.shape), p.dtype
         self.seen = None  # of the 16-bit weights after the last step, see _look()
         self.stale = False  # the master may be older than the weights
 
@@ -45,6 +48,17 @@ class Slot:
 
 def _number(x):
     return x.item() if isinstance(x, torch.Tensor) else float(x)
+
+
+def _written(params):
+    """Tells autograd that these were changed in place, so that a graph made before refuses to go backward."""
+    if hasattr(torch.autograd.graph, "increment_version"):
+        for p in params:
+            torch.autograd.graph.increment_version(p)
+        return
+    for p in params:
+        d = p.detach()  # shares the counter; an operation on none of its elements counts
+        (d if d.dim() else d.unsqueeze(0)).narrow(0, 0, 0).zero_()
 
 
 def _look(p):
@@ -66,6 +80,8 @@ def _check_hyper(lr, betas, eps, weight_decay):
             raise ValueError(f"Tensor {'lr' if value is lr else what} must be 1-element")
         if not _number(value) >= 0 or math.isinf(_number(value)):
             raise ValueError(f"Invalid {what}: {value}")  # torch's words, here and below: code looks for them
+    if 0 < _number(eps) < SMALLEST:
+        raise ValueError(f"Invalid epsilon value: {eps} (below {SMALLEST:.3g} float32 has no full precision, and it counts as 0 here)")
     for i in (0, 1):
         if not 0.0 <= _number(betas[i]) < 1.0:
             raise ValueError(f"Invalid beta parameter at index {i}: {betas[i]}")
@@ -229,7 +245,7 @@ class FileOptimizer(torch.optim.Optimizer):
             entries.append(
                 {"name": name, "shape": tuple(p.shape), "arrays": arrays, "tier": self._tiers.get(name, "auto")}
             )
-            slots.append(Slot(None, name, MASTER in arrays, MAX_EXP_AVG_SQ in arrays))
+            slots.append(Slot(None, p, name, MASTER in arrays, MAX_EXP_AVG_SQ in arrays))
         made = []
         answer = self._samples.register(entries, params) if self._samples else self._session.register(entries)
         for p, slot, (handle, found, _step) in zip(params, slots, answer):
@@ -325,6 +341,18 @@ class FileOptimizer(torch.optim.Optimizer):
             grad_scale=self._div_scale or 0.0,
         )
 
+    def _check_parameter(self, p, group):
+        """What it is now against what was registered: nothing may be written by what it once was."""
+        slot = self._slots[p]
+        if tuple(p.shape) != slot.shape or p.dtype != slot.dtype or p.device.type != "cpu":
+            raise ValueError(
+                f"parameter {slot.name} was registered as {slot.dtype}, shape {slot.shape}, and is {p.dtype}, shape "
+                f"{tuple(p.shape)}, on {p.device} now: its state does not fit. Put back its data, or make a new optimizer"
+            )
+        if group.get("amsgrad") and not slot.amsgrad:
+            raise ValueError(f"amsgrad was switched on for parameter {slot.name}, whose state was made without max_exp_avg_sq: "
+                             "say so when the optimizer is made")
+
     def _gradient(self, p):
         g = p.grad
         if g.is_sparse:
@@ -349,7 +377,11 @@ class FileOptimizer(torch.optim.Optimizer):
         if not todo:
             return
         params = [p for p, _ in todo]
+        for g in self.param_groups:
+            _check_hyper(g["lr"], g["betas"], g["eps"], g["weight_decay"])
         self._register(params)
+        for p, g in todo:
+            self._check_parameter(p, g)
         if self._samples:
             self._samples.check(last=True)
         if self._use_master:
@@ -372,10 +404,12 @@ class FileOptimizer(torch.optim.Optimizer):
             items += more
             keep.append(calls)
         label = 1 if self._label is None else self._label + 1
-        self._session.step(label, items, finite=self._nonfinite == "raise")
-        self._label = label
-        for p, weight in copies:
-            p.copy_(weight)
+        with whole():  # what the step has made of weights that are not contiguous belongs to it
+            self._session.step(label, items, finite=self._nonfinite == "raise")
+            self._label = label
+            for p, weight in copies:
+                p.copy_(weight)
+            _written(params)
         for p in params:
             slot = self._slots[p]
             if slot.master:
