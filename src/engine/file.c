@@ -167,7 +167,7 @@ void file_publish(struct cache *c, struct file *f, bool touch)
 /* In a quiet section. */
 static int make_meta(struct cache *c, uint64_t dir, struct waiter *w)
 {
-	struct ns_attr a;
+	struct ns_attr a = {0};
 	struct file *f;
 	int r;
 

@@ -3,6 +3,7 @@
 """What code that was written for torch.optim relies on: lifetime, sharing, words, hooks, state dicts. (torch_suite.py
 runs torch's own tests, where there is a checkout of them.)"""
 
+import collections
 import gc
 import io
 import os
@@ -249,6 +250,81 @@ class Steps(Case):
         self.assertGreater(interrupted, 0)
         if opt.last_step:
             self.assertEqual(int(opt.state[p]["step"]), opt.last_step)
+
+
+class Editing(Case):
+    """An edit of the state takes effect, as torch's does, or it raises."""
+
+    def trained(self, make):
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(8, 4))
+        opt = make(p)
+        for _ in range(3):
+            p.grad = torch.ones(8, 4)
+            opt.step()
+        return p, opt
+
+    def both(self, edit):
+        out = []
+        for make in (lambda p: self.keep(AdamW([("w", p)], lr=0.1, **SMALL)), lambda p: torch.optim.AdamW([p], lr=0.1, foreach=False)):
+            p, opt = self.trained(make)
+            edit(opt, p)
+            p.grad = -torch.ones(8, 4)
+            opt.step()
+            out.append(p.detach())
+        torch.testing.assert_close(*out, rtol=1e-6, atol=1e-7)
+
+    def test_what_takes_effect(self):
+        zero = lambda: {"step": torch.tensor(0.0), "exp_avg": torch.zeros(8, 4), "exp_avg_sq": torch.zeros(8, 4)}
+        self.both(lambda o, p: o.state.__setitem__(p, {}))
+        self.both(lambda o, p: o.state.__setitem__(p, zero()))
+        self.both(lambda o, p: setattr(o, "state", collections.defaultdict(dict)))
+        self.both(lambda o, p: o.state[p].__setitem__("exp_avg", o.state[p]["exp_avg"] * 0.5))
+        self.both(lambda o, p: o.state[p].__setitem__("step", torch.tensor(7.0)))
+        self.both(lambda o, p: o.state.__setitem__(p, o.state[p]))
+
+    def test_what_raises(self):
+        p, opt = self.trained(lambda p: self.keep(AdamW([("w", p)], lr=0.1, **SMALL)))
+        moment = lambda: opt.state[p]["exp_avg"]
+        before = moment().clone()
+        for edit in (
+            lambda: moment().zero_(), lambda: moment().mul_(2), lambda: moment().__setitem__(slice(2, 4), 0.0),
+            lambda: moment()[2:4].zero_(), lambda: moment()[1].fill_(3), lambda: moment().data.copy_(torch.zeros(8, 4)),
+            lambda: moment().detach().add_(1), lambda: moment().view(-1).sub_(1), lambda: moment().t().__imul__(2),
+            lambda: torch.add(before, 1, out=moment()), lambda: moment().copy_(before), lambda: opt.state[p]["step"].zero_(),
+            lambda: opt.state[p]["step"].add_(1), lambda: moment().numpy().__setitem__(0, 1), lambda: opt.state.__delitem__(p),
+            lambda: opt.state[p].clear(), lambda: opt.state[p].pop("exp_avg"), lambda: opt.state.__setitem__(p, {"step": 1}),
+            lambda: setattr(opt, "state", {torch.zeros(2): {}}),
+        ):
+            with self.assertRaises((RuntimeError, TypeError, ValueError)):
+                edit()
+        self.assertBits(moment().clone(), before)
+        self.assertIs(type(moment() + 1), torch.Tensor)
+        self.assertIs(type(opt.state_dict()["state"][0]["exp_avg"]), torch.Tensor)
+        f = io.BytesIO()
+        torch.save(moment(), f)
+        f.seek(0)
+        self.assertIs(type(torch.load(f)), torch.Tensor)
+
+    def test_loading_what_is_there_keeps_the_step(self):
+        named = weights(SHAPES)
+        opt = self.keep(AdamW(named, backing=self.backing(), **SMALL))
+        for step in range(1, 7):
+            set_gradients(named, step)
+            if step % 2:
+                named[0][1].grad = None
+            opt.step()
+        named[1][1].grad = None
+        opt.load_state_dict(opt.state_dict())
+        opt.commit()
+        self.assertEqual((opt.last_step, opt.committed_step), (6, 6))
+        for p in (q for _, q in named):
+            p.grad = None
+        saved = opt.state_dict()
+        for entry in saved["state"].values():
+            entry["step"] = torch.tensor(2.0)
+        opt.load_state_dict(saved)
+        self.assertEqual(opt.last_step, 2)
 
 
 class StateDicts(Case):

@@ -458,6 +458,7 @@ static void a_forked_child_is_turned_away(void **state)
 #ifdef __SANITIZE_ADDRESS__
 		_exit(bad); /* what the engine's threads have under way seems leaked without them */
 #endif
+		model_free(m);
 		exit(bad); /* with all exit handlers */
 	}
 	waited = (int)waitpid(child, &status, 0);

@@ -70,6 +70,7 @@ static void no_more_threads(const char *dir)
 	CHECK(moment_commit(s, 1) == 0);
 	CHECK(!strstr(said, "warning"));
 	CHECK(moment_close(s) == 0);
+	model_free(m);
 }
 
 static void commits_where_no_more_threads_may_start(void **state)

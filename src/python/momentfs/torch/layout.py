@@ -6,6 +6,8 @@ from collections.abc import MutableMapping
 
 import torch
 
+from momentfs.torch.copies import StateCopy, plain
+
 KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master")
 # The largest count up to which a float type holds every integer.
 EXACT = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24, torch.float64: 2**53}
@@ -47,10 +49,11 @@ class State(MutableMapping):
         if slot is None:
             raise KeyError(key)
         if key == "step":
-            return torch.tensor(float(self._opt._session.param_step(slot.handle)), dtype=torch.float32)
+            step = torch.tensor(float(self._opt._session.param_step(slot.handle)), dtype=torch.float32)
+            return step.as_subclass(StateCopy)
         if key not in slot.roles:
             raise KeyError(key)
-        return self._opt._read_flat(self._p, slot.roles[key])
+        return self._opt._read_flat(self._p, slot.roles[key]).as_subclass(StateCopy)
 
     def __setitem__(self, key, value):
         slot = self._opt._slots.get(self._p)
@@ -102,6 +105,21 @@ class States(MutableMapping):
             self._extra[p] = value
             return
         state = self[p]
+        if not isinstance(state, State):  # torch's own
+            state.clear()
+            state.update(value)
+            return
+        if isinstance(value, State) and value._p is p:
+            return  # itself
+        slot = self._opt._slots.get(p)
+        if slot is None and not value:
+            return
+        need = {"step", *slot.roles} - {"master"} if slot else set(KNOWN)
+        if value and not need <= set(value):
+            raise ValueError(f"{self._opt._names.of(p)}: state that is set needs {', '.join(sorted(need))}; "
+                             f"{', '.join(sorted(need - set(value)))} is missing. An empty dict begins anew")
+        if not value:
+            reset(self._opt, [p])
         for key in value:
             state[key] = value[key]
 
@@ -116,6 +134,31 @@ class States(MutableMapping):
 
     def __len__(self):
         return len(self._opt._slots) + len(self._extra)
+
+
+def reset(opt, params):
+    """As before the first update."""
+    with opt._writing():
+        for p in params:
+            slot = opt._slots[p]
+            zero = torch.zeros(p.shape)
+            for key, role in slot.roles.items():
+                if key != "master":
+                    opt._write_flat(slot.handle, role, zero)
+            opt._session.set_param_step(slot.handle, 0)
+            slot.stale = slot.master
+
+
+def replace(opt, value):
+    """opt.state = value, as for a dict that torch would go on with."""
+    if isinstance(value, States) and value._ref() is opt:
+        return
+    unknown = [p for p in value if isinstance(p, torch.Tensor) and p not in opt._slots]
+    if unknown:
+        raise ValueError(f"state for {len(unknown)} tensors that are not parameters of this optimizer")
+    reset(opt, [p for p in opt._slots if p not in value or not value[p]])
+    for p in value:
+        opt.state[p] = value[p]
 
 
 def count_of(step, name):
@@ -141,7 +184,8 @@ def exact_float32(value, name, key):
         raise ValueError(f"{name}: {key} is not a tensor of floating-point numbers")
     if value.dtype == torch.float64:
         raise ValueError(f"{name}: {key} is float64; state is kept in float32, which would round it")
-    return value.detach().to("cpu", torch.float32)
+    value = value.detach().to("cpu", torch.float32)
+    return plain(value) if isinstance(value, StateCopy) else value
 
 
 def _numbered(opt):
@@ -155,7 +199,7 @@ def _numbered(opt):
 def export(opt):
     state, numbers = {}, _numbered(opt)
     for p, i in numbers.items():
-        entry = {key: opt.state[p][key] for key in opt.state[p]}
+        entry = {key: plain(v) if isinstance(v, StateCopy) else v for key, v in opt.state[p].items()}
         if entry:
             state[i] = entry
     state.update(opt.state._extra)
@@ -234,6 +278,9 @@ def load(opt, state_dict):
         _check_entry(opt, p, entry)
     counts = [count_of(e["step"], "") for e in ours.values()]
     label = max(counts, default=0)
+    if all((count_of(ours[p]["step"], "") if p in ours else 0) == opt._session.param_step(s.handle)
+           for p, s in opt._slots.items()):
+        label = opt._label or label  # as many updates as there were: no other step
     with Writing(opt._session, label):
         for p, slot in opt._slots.items():
             entry = ours.get(p)

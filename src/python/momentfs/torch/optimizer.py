@@ -132,7 +132,7 @@ class FileOptimizer(torch.optim.Optimizer):
         for group in groups:
             self._check_params(group["params"])
         super().__init__(groups, defaults)
-        self.state = layout.States(self)
+        self._states = layout.States(self)
         everything = [p for g in self.param_groups for p in g["params"]]
         if nvme_offload_fraction is not None:
             ram = self._place(everything, nvme_offload_fraction, ram, block or 2 << 20, mount)
@@ -163,6 +163,17 @@ class FileOptimizer(torch.optim.Optimizer):
             session, self._session = self._session, None
             session.leave(self)
             raise
+
+    @property
+    def state(self):
+        """Looks like torch's: a dict by parameter of "step", "exp_avg" and so on. What it gives are copies, which cannot be
+        edited in place; set an entry to change it."""
+        return self._states
+
+    @state.setter
+    def state(self, value):
+        if "_states" in self.__dict__:  # before that it is torch's own constructor
+            layout.replace(self, value)
 
     # ---- parameters ----
 
