@@ -2,18 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # xfstests' generic tests on a mount: those of the group `quick' (all of `auto' with MOMENT_SUITES=long), less what
 # xfstests.without names, each with its reason.
-
-# Everything is mounted in a namespace of the test's own, where /sbin/mount.fuse3 can be another.
-if [ "${1:-}" != inside ] && unshare -m true 2>/dev/null; then
-	exec unshare -m --propagation private "$BASH" "$0" inside "$@"
-fi
 . "$(dirname "$0")/../functions.sh"
 suite=${SUITES:-}/xfstests
 [ -x "$suite/check" ] || skip "no checkout of xfstests in '${SUITES:-}'"
 requires_fuse
 requires_root
 requires make libtoolize mkfs.ext4 unshare bc attr setfacl
-[ "${1:-}" = inside ] || skip "no mount namespace can be made here"
+
+# Everything is mounted in a namespace of the test's own, where /sbin/mount.fuse3 can be another.
+if [ "${1:-}" != inside ]; then
+	unshare -m true 2>/dev/null || skip "no mount namespace can be made here"
+	rc=0
+	private_mounts "$BASH" "$0" inside "$@" || rc=$?
+	exit $rc
+fi
 shift
 
 without=$abs_srcdir/tests/suites/xfstests.without
