@@ -5,6 +5,10 @@
  * The namespace calls back under its lock, so entries are copied first and the answer is made
  * afterwards. Each entry of a READDIRPLUS that reaches the kernel carries a reference, "." and ".."
  * excepted. Receive threads.
+ *
+ * An open directory shows the names that were there when it was opened, or read from its start
+ * again. Names that come later, also by renaming, have larger cookies and are not shown: a program
+ * that renames what it reads would else meet the new names without end.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,21 +16,40 @@
 
 #include "daemon/daemon.h"
 
+struct dir_handle {
+	_Atomic uint64_t end; /* the cookie that the next new name would have had */
+};
+
+static struct dir_handle *dir_of(const struct fuse_file_info *fi)
+{
+	return (struct dir_handle *)(uintptr_t)fi->fh;
+}
+
 void dir_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct daemon *d = daemon_of(req);
+	struct dir_handle *h = calloc(1, sizeof(*h));
 
+	if (!h) {
+		reply_err(req, -ENOMEM);
+		return;
+	}
+	atomic_init(&h->end, ns_next_cookie(d->ns));
+	fi->fh = (uint64_t)(uintptr_t)h;
 	if (!ino_is_virtual(ino))
 		atomic_fetch_add(&d->handles, 1);
-	if (fuse_reply_open(req, fi) < 0 && !ino_is_virtual(ino))
+	if (fuse_reply_open(req, fi) >= 0)
+		return;
+	if (!ino_is_virtual(ino))
 		atomic_fetch_sub(&d->handles, 1);
+	free(h);
 }
 
 void dir_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct daemon *d = daemon_of(req);
 
-	(void)fi;
+	free(dir_of(fi));
 	if (!ino_is_virtual(ino) && atomic_fetch_sub(&d->handles, 1) == 1 &&
 	    atomic_load(&d->detaching))
 		daemon_raise(d, EVENT_IDLE);
@@ -46,6 +69,7 @@ struct listing {
 		char name[];
 	} * first, **last;
 	size_t reserved; /* bytes that the collected entries will take */
+	uint64_t end;	 /* no entry with this cookie or a larger one */
 };
 
 static size_t entry_space(struct listing *l, const char *name)
@@ -75,7 +99,7 @@ static bool collect(void *arg, const char *name, const struct ns_attr *a, uint64
 	size_t space = entry_space(l, name), len = strlen(name) + 1;
 	struct listed *e;
 
-	if (l->used + l->reserved + space > l->size)
+	if (cookie >= l->end || l->used + l->reserved + space > l->size)
 		return false;
 	e = malloc(sizeof(*e) + len);
 	if (!e)
@@ -133,7 +157,8 @@ static void free_listed(struct listed *e)
 	}
 }
 
-static void list_dir(fuse_req_t req, uint64_t ino, size_t size, off_t off, bool plus)
+static void list_dir(fuse_req_t req, uint64_t ino, size_t size, off_t off, struct dir_handle *h,
+		     bool plus)
 {
 	struct daemon *d = daemon_of(req);
 	struct listing l = {.req = req, .plus = plus, .size = min_u64(size, ENGINE_OP_MAX)};
@@ -141,6 +166,9 @@ static void list_dir(fuse_req_t req, uint64_t ino, size_t size, off_t off, bool 
 	struct ns_attr a;
 	int res = 0;
 
+	if (off == 0)
+		atomic_store(&h->end, ns_next_cookie(d->ns));
+	l.end = atomic_load(&h->end);
 	l.buf = malloc(l.size ? l.size : 1);
 	if (!l.buf) {
 		reply_err(req, -ENOMEM);
@@ -177,12 +205,10 @@ reply:
 
 void dir_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
-	(void)fi;
-	list_dir(req, ino, size, off, false);
+	list_dir(req, ino, size, off, dir_of(fi), false);
 }
 
 void dir_readplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
-	(void)fi;
-	list_dir(req, ino, size, off, true);
+	list_dir(req, ino, size, off, dir_of(fi), true);
 }

@@ -541,6 +541,16 @@ int ns_readdir(struct ns *ns, uint64_t ino, uint64_t cookie, bool take_refs, ns_
 	return res;
 }
 
+uint64_t ns_next_cookie(struct ns *ns)
+{
+	uint64_t cookie;
+
+	pthread_mutex_lock(&ns->lock);
+	cookie = ns->next_cookie;
+	pthread_mutex_unlock(&ns->lock);
+	return cookie;
+}
+
 void ns_count(struct ns *ns, struct ns_counts *c)
 {
 	pthread_mutex_lock(&ns->lock);

@@ -111,6 +111,8 @@ void ns_kill_setid(struct ns *ns, uint64_t ino);
 typedef bool ns_readdir_fn(void *arg, const char *name, const struct ns_attr *a, uint64_t cookie);
 int ns_readdir(struct ns *ns, uint64_t ino, uint64_t cookie, bool take_refs, ns_readdir_fn *fn,
 	       void *arg);
+/* Names that are made from now on, also by renaming, have this cookie or a larger one. */
+uint64_t ns_next_cookie(struct ns *ns);
 
 /* Extended attributes. get/list: size 0 asks for the size; -ERANGE, -ENODATA, -E2BIG,
  * -EEXIST/-ENODATA by flags (XATTR_CREATE/XATTR_REPLACE). Return the size, or 0 for set/remove. */
