@@ -16,6 +16,7 @@ import warnings
 import weakref
 
 import support
+import numpy as np
 import torch
 from support import Case, set_gradients, weights
 
@@ -293,6 +294,11 @@ class Editing(Case):
             lambda: moment().detach().add_(1), lambda: moment().view(-1).sub_(1), lambda: moment().t().__imul__(2),
             lambda: torch.add(before, 1, out=moment()), lambda: moment().copy_(before), lambda: opt.state[p]["step"].zero_(),
             lambda: opt.state[p]["step"].add_(1), lambda: moment().numpy().__setitem__(0, 1), lambda: opt.state.__delitem__(p),
+            lambda: [row.zero_() for row in moment()], lambda: [part.zero_() for part in moment().chunk(2)],
+            lambda: moment().unbind()[0].zero_(), lambda: torch._foreach_mul_([moment()], 0.0),
+            lambda: torch.narrow(input=moment(), dim=0, start=0, length=2).zero_(),
+            lambda: torch.max(before, 0, out=(moment()[0], torch.zeros(4, dtype=torch.long))),
+            lambda: np.asarray(moment()).__setitem__(0, 1), lambda: torch.nn.init.zeros_(moment()),
             lambda: opt.state[p].clear(), lambda: opt.state[p].pop("exp_avg"), lambda: opt.state.__setitem__(p, {"step": 1}),
             lambda: setattr(opt, "state", {torch.zeros(2): {}}),
         ):

@@ -9,6 +9,18 @@ OPERATORS = {f"__{name}__" for name in ("setitem", "iadd", "isub", "imul", "itru
 HARMLESS = {"requires_grad_", "retain_grad_"}
 
 
+def _all_of(cls, x):
+    """Those of a class among arguments, also in lists, tuples and dicts."""
+    if isinstance(x, cls):
+        yield x
+    elif isinstance(x, (list, tuple)):
+        for y in x:
+            yield from _all_of(cls, y)
+    elif isinstance(x, dict):
+        for y in x.values():
+            yield from _all_of(cls, y)
+
+
 def _storage(t):
     return t.untyped_storage() if hasattr(t, "untyped_storage") else t._storage()
 
@@ -26,17 +38,25 @@ class StateCopy(torch.Tensor):
                 f"{name}: this is a copy of state on the drive, and an edit in place would be lost. Set the whole: "
                 "opt.state[p][key] = tensor"
             )
-        out = kwargs.get("out")
-        if isinstance(out, cls):
-            raise RuntimeError("out=: this is a copy of state on the drive, and what is written to it would be lost")
+        ours = list(_all_of(cls, (args, kwargs)))
         with torch._C.DisableTorchFunction():
+            versions = [t._version for t in ours]
             result = func(*args, **kwargs)
-        if name == "numpy":
+            if versions != [t._version for t in ours]:  # whatever its name, and wherever among the arguments
+                raise RuntimeError(f"{name}: it has changed a copy of state on the drive, where the change would be lost. Set "
+                                   "the whole: opt.state[p][key] = tensor")
+        if name == "numpy" or name == "__array__":
             result.flags.writeable = False
+        return cls._wrap(result, ours)
+
+    @classmethod
+    def _wrap(cls, result, ours):
+        """Views of ours are of this type, also in tuples; what was computed is plain."""
+        if type(result) in (list, tuple):
+            return type(result)(cls._wrap(r, ours) for r in result)
         if not isinstance(result, torch.Tensor):
             return result
-        ours = next((a for a in args if isinstance(a, cls)), None)
-        if ours is None or result.layout != torch.strided or _storage(result).data_ptr() != _storage(ours).data_ptr():
+        if result.layout != torch.strided or all(_storage(result).data_ptr() != _storage(t).data_ptr() for t in ours):
             return plain(result)
         return result.as_subclass(cls)
 
