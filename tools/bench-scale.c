@@ -208,7 +208,12 @@ static void do_params(uint32_t n, double *out)
 		die("register", moment_error());
 	out[REGISTER] = (now() - t) / n * 1e6;
 	for (uint32_t i = 0; i < n; i++)
-		it[i] = (struct moment_item){.param = p[i].handle, .p = w, .g = g, .optim = &adam};
+		it[i] = (struct moment_item){.param = p[i].handle,
+					       .p = w,
+					       .g = g,
+					       .p_numel = p[i].numel,
+					       .g_numel = p[i].numel,
+					       .optim = &adam};
 	for (uint64_t step = 1; step <= 4; step++) {
 		t = now();
 		if (moment_step(s, step, it, n, 0) < 0)

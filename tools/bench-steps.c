@@ -332,6 +332,8 @@ int main(int argc, char **argv)
 		b.item[i] = (struct moment_item){.param = b.param[i].handle,
 						 .p = array(size, i, b.o.bf16),
 						 .g = array(size, ~i, b.o.bf16),
+						 .p_numel = b.param[i].numel,
+						 .g_numel = b.param[i].numel,
 						 .p_dtype = dtype,
 						 .g_dtype = dtype,
 						 .optim = &adam};

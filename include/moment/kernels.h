@@ -169,9 +169,9 @@ struct moment_extras {
  * Returns 0, or -EINVAL, having touched nothing: an unknown kind, flag or type; a flag that the
  * kind does not have; a pointer missing that the optimizer needs; an fp32 p with a master; step 0;
  * nthreads < 0; a hyperparameter that is not finite or outside its range (lr any, 0 <= beta < 1,
- * SGD's momentum any >= 0, eps >= 0, weight_decay >= 0, grad_scale > 0 and within fp32's normal
- * range). There is no other error: where a helper thread cannot be had, the caller does the work
- * alone.
+ * SGD's momentum any >= 0, eps 0 or from 2^-126 on, fp32's smallest normal number: less counts as 0,
+ * weight_decay >= 0, grad_scale > 0 and within fp32's normal range). There is no other error: where
+ * a helper thread cannot be had, the caller does the work alone.
  */
 int moment_update(const struct moment_optim *optim, uint64_t step, const struct moment_slice *slice,
 		  int nthreads, struct moment_extras *extras);

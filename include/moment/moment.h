@@ -17,8 +17,11 @@
  *	if (moment_open(&o, &s) || moment_register(s, &w, 1))
  *		die(moment_error());
  *	for (step = 1; ...; step++) {
- *		struct moment_item it = { .param = w.handle, .p = weights, .g = gradient, .optim =
- &adamw }; *		if (moment_step(s, step, &it, 1, 0)) *			die(moment_error());
+ *		struct moment_item it = { .param = w.handle, .p = weights, .g = gradient,
+ *					  .p_numel = 4096 * 4096, .g_numel = 4096 * 4096,
+ *					  .optim = &adamw };
+ *		if (moment_step(s, step, &it, 1, 0))
+ *			die(moment_error());
  *	}
  *	moment_close(s);	commits
  *
@@ -77,7 +80,7 @@ enum moment_message {
 #define MOMENT_OPEN_RESUME \
 	1u /* go on from the state that is there; names and shapes are checked \
 	    */
-#define MOMENT_OPEN_FRESH    2u /* drop the optimizer state that is there and start at zero */
+#define MOMENT_OPEN_FRESH    2u /* drop the state that is there and start at zero, as of step 0 */
 #define MOMENT_OPEN_NEW_OK   4u /* with RESUME: parameters that the backing lacks start at zero */
 #define MOMENT_OPEN_READONLY 8u /* look only: list, read, map */
 #define MOMENT_OPEN_NO_HINTS \
@@ -86,7 +89,11 @@ enum moment_message {
 
 /* Zero it, set `size`, fill in what matters. */
 struct moment_open_opts {
-	uint32_t size; /* sizeof(struct moment_open_opts) */
+	/*
+	 * sizeof(struct moment_open_opts). It is compared: a program that was built with another
+	 * version's structs, of whichever function, is refused here and not misread later.
+	 */
+	uint32_t size;
 	uint32_t flags;
 	/*
 	 * Where. mount: a live mount point. backing: a directory; the daemon that has it mounted is
@@ -110,6 +117,7 @@ struct moment_open_opts {
 	/* Gets messages for people, in the thread that called. NULL: they go to stderr. */
 	void (*message)(void *arg, enum moment_message kind, const char *text);
 	void *message_arg;
+	uint64_t reserved2; /* makes the size another than before struct moment_item had counts */
 };
 
 /*
@@ -178,8 +186,9 @@ struct moment_param {
 
 /*
  * Makes or finds the files of n parameters, all or nothing, and reserves their disk space, about
- * twice their size. A backing that holds stepped state is refused with -EEXIST unless it was opened
- * with RESUME or FRESH. RESUME compares names, shapes and types first: -ENOENT (missing ones; see
+ * twice their size. A notice tells how much, and of which step the state is that was found. A
+ * backing that holds stepped state is refused with -EEXIST unless it was opened with RESUME or
+ * FRESH. RESUME compares names, shapes and types first: -ENOENT (missing ones; see
  * MOMENT_OPEN_NEW_OK), -EINVAL (other shape or type), all named in moment_error(). In later calls
  * of the same session, parameters that the backing lacks are simply made. Also: -ENOSPC (bytes
  * needed and free), -ENOMEM (MOMENT_TIER_RAM parameters do not fit: how much is missing), -EBUSY (a
@@ -240,18 +249,24 @@ struct moment_block {
 	uint32_t reserved;
 };
 
-/* One parameter's part in a step. p and g are contiguous, of the parameter's numel elements. */
+/*
+ * One parameter's part in a step. p and g are contiguous; p_numel and g_numel say how many elements
+ * there are. Counts other than the registered parameter's are refused, so say what is really there:
+ * the tensor's own count, not once more the registered one.
+ */
 struct moment_item {
 	uint32_t param;
 	uint32_t flags; /* 0 */
 	void *p;
 	const void *g;
+	uint64_t p_numel, g_numel;
 	uint32_t p_dtype, g_dtype; /* enum moment_dtype */
 	/* Either the library's kernels do it, with m, v, master and vmax taken from the state ...
 	 */
 	const struct moment_optim *optim;
 	struct moment_extras *extras; /* added to; NULL: not wanted */
 	/* ... or fn, called for every piece in order in the calling thread. Non-zero ends the step.
+	 * For fn p or g may be NULL; its count is then 0, or the right one.
 	 */
 	int (*fn)(void *arg, const struct moment_block *block);
 	void *arg;
@@ -266,10 +281,12 @@ struct moment_item {
 /*
  * A whole step: pre_step, all updates in the order of the list, post_step. `step` is the label
  * under which it is committed. Reads ahead and computes at the same time. Not listed: not touched.
- * On an error before the first write the state is as before. After it the state is torn (-ESTALE
- * from then on) and the weights p are partly updated; moment_rollback() returns the state, not the
- * weights. Errors: -EDOM, -EIO (the drive or a checksum: which file), -EROFS, -EBUSY (a step is
- * open), -E2BIG (a block's arrays exceed the session's quota), and what an fn returned.
+ * Everything about all items is looked at before anything is changed: -EINVAL names the parameter,
+ * what was registered and what came, and weights, state and labels are as before. So they are after
+ * any error before the first write. After it the state is torn (-ESTALE from then on) and the
+ * weights p are partly updated; moment_rollback() returns the state, not the weights. Errors:
+ * -EINVAL, -EDOM, -EIO (the drive or a checksum: which file), -EROFS, -EBUSY (a step is open),
+ * -E2BIG (a block's arrays exceed the session's quota), and what an fn returned.
  */
 int moment_step(struct moment_session *s, uint64_t step, const struct moment_item *items, size_t n,
 		uint32_t flags);
@@ -282,6 +299,7 @@ int moment_step(struct moment_session *s, uint64_t step, const struct moment_ite
  *		moment_apply(s, &item);		the update
  *		moment_post_update(s, param);
  *	moment_post_step(s, step, flags);
+ * A call that is refused for its arguments (-EINVAL) leaves the step open and as it was.
  * What comes next is the rest of this parameter, then those that followed it in the last step (in
  *the first step: in the order of registering). moment_pre_update and moment_post_update may be left
  *out. moment_abort_step() ends a step without a new step's label if nothing was changed yet, else

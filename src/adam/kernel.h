@@ -90,6 +90,10 @@ extern const struct kernel_level kernel_levels[];
 /* The best usable level that is not above `limit`, a level's name or NULL for no limit. */
 const struct kernel_level *kernel_level_choose(const char *limit);
 
+/* Why moment_update() would refuse this, in words; NULL: it would not. Static. */
+const char *kernel_refusal(const struct moment_optim *optim, uint64_t step,
+			   const struct moment_slice *slice, const struct moment_extras *extras);
+
 /* moment_update() at a given level: what the tests compare and the benchmark measures. */
 int kernel_update(const struct kernel_level *level, const struct moment_optim *optim, uint64_t step,
 		  const struct moment_slice *slice, int nthreads, struct moment_extras *extras);

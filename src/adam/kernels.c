@@ -43,41 +43,74 @@ static bool is_beta(double x)
 	return x >= 0 && x < 1;
 }
 
-static bool optim_valid(const struct moment_optim *o)
+/* Below fp32's normal numbers it would count as 0 in the kernels' mode, and 0 / 0 gives NaN. */
+static bool is_eps(double x)
 {
-	double scale = o->grad_scale;
-
-	if (o->kind >= KERNEL_KINDS || (o->flags & ~kind_flags[o->kind]))
-		return false;
-	if (!isfinite(o->lr) || !isfinite(o->dampening) || !(o->eps >= 0 && isfinite(o->eps)) ||
-	    !(o->weight_decay >= 0 && isfinite(o->weight_decay)))
-		return false;
-	if (scale != 0 && !(scale >= FLT_MIN && scale <= FLT_MAX))
-		return false;
-	switch (o->kind) {
-	case MOMENT_ADAM:
-	case MOMENT_LION:
-		return is_beta(o->beta1) && is_beta(o->beta2);
-	case MOMENT_SGD:
-		return o->beta1 >= 0 && isfinite(o->beta1);
-	default:
-		return true;
-	}
+	return x == 0 || (x >= FLT_MIN && isfinite(x));
 }
 
-static bool slice_valid(const struct moment_optim *o, const struct moment_slice *s)
+static const char *optim_refusal(const struct moment_optim *o)
+{
+	double scale = o->grad_scale;
+	bool betas = o->kind == MOMENT_ADAM || o->kind == MOMENT_LION;
+
+	if (o->kind >= KERNEL_KINDS)
+		return "there is no such kind of optimizer";
+	if (o->flags & ~kind_flags[o->kind])
+		return "it has a flag that this kind of optimizer does not have";
+	if (!isfinite(o->lr))
+		return "lr is not finite";
+	if (betas && !(is_beta(o->beta1) && is_beta(o->beta2)))
+		return "a beta is not from 0 to below 1";
+	if (o->kind == MOMENT_SGD && !(o->beta1 >= 0 && isfinite(o->beta1)))
+		return "the momentum (beta1) is not finite or below 0";
+	if (!isfinite(o->dampening))
+		return "dampening is not finite";
+	if (!is_eps(o->eps))
+		return "eps is neither 0 nor from 2^-126 (1.18e-38, fp32's smallest normal number) on";
+	if (!(o->weight_decay >= 0 && isfinite(o->weight_decay)))
+		return "weight_decay is not finite or below 0";
+	if (scale != 0 && !(scale >= FLT_MIN && scale <= FLT_MAX))
+		return "grad_scale is not among fp32's normal numbers above 0";
+	return NULL;
+}
+
+static const char *slice_refusal(const struct moment_optim *o, const struct moment_slice *s)
 {
 	bool needs_m = o->kind == MOMENT_ADAM || o->kind == MOMENT_LION ||
 		       (o->kind == MOMENT_SGD && o->beta1 != 0);
 	bool needs_v = o->kind == MOMENT_ADAM || o->kind == MOMENT_ADAGRAD;
 
-	if (s->p_dtype > MOMENT_F16 || s->g_dtype > MOMENT_F16 ||
-	    (s->master && s->p_dtype == MOMENT_F32))
-		return false;
+	if (s->p_dtype > MOMENT_F16 || s->g_dtype > MOMENT_F16)
+		return "weights and gradient have to be float32, bfloat16 or float16";
+	if (s->master && s->p_dtype == MOMENT_F32)
+		return "float32 weights have no master";
 	if (s->numel == 0)
-		return true;
-	return s->p && s->g && (s->m || !needs_m) && (s->v || !needs_v) &&
-	       (s->vmax || !(o->flags & MOMENT_AMSGRAD));
+		return NULL;
+	if (!s->p || !s->g)
+		return "no weights or no gradient";
+	if (needs_m && !s->m)
+		return "it needs exp_avg";
+	if (needs_v && !s->v)
+		return "it needs exp_avg_sq";
+	if ((o->flags & MOMENT_AMSGRAD) && !s->vmax)
+		return "amsgrad needs max_exp_avg_sq";
+	return NULL;
+}
+
+const char *kernel_refusal(const struct moment_optim *o, uint64_t step,
+			   const struct moment_slice *slice, const struct moment_extras *extras)
+{
+	const char *why;
+
+	if (!o || !slice)
+		return "no optimizer or no slice";
+	if (step == 0)
+		return "steps are counted from 1";
+	if (extras && extras->only > MOMENT_EXTRAS_GRADIENT)
+		return "extras.only has an unknown value";
+	why = optim_refusal(o);
+	return why ? why : slice_refusal(o, slice);
 }
 
 /*
@@ -189,11 +222,7 @@ int kernel_update(const struct kernel_level *level, const struct moment_optim *o
 	struct fpmode mode;
 	unsigned int pieces;
 
-	if (!optim || !slice || step == 0 || nthreads < 0)
-		return -EINVAL;
-	if (!optim_valid(optim) || !slice_valid(optim, slice))
-		return -EINVAL;
-	if (extras && extras->only > MOMENT_EXTRAS_GRADIENT)
+	if (nthreads < 0 || kernel_refusal(optim, step, slice, extras))
 		return -EINVAL;
 	if (slice->numel == 0)
 		return 0;

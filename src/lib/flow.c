@@ -62,90 +62,6 @@ uint64_t flow_budget(const struct moment_session *s)
 	return s->pinned && left < budget ? left : budget;
 }
 
-/* ---- checking --------------------------------------------------------------------------- */
-
-static bool dtype_known(uint32_t dtype)
-{
-	return dtype <= MOMENT_F64;
-}
-
-/* Asks the kernel itself, with no elements, whether it would do this. */
-static int check_optim(const struct param *p, const struct moment_item *it)
-{
-	static float nothing;
-	struct moment_slice sl = {
-		.p = &nothing, .g = &nothing, .p_dtype = it->p_dtype, .g_dtype = it->g_dtype};
-	float *role[MOMENT_ROLES] = {NULL};
-	uint32_t i;
-	int res;
-
-	for (i = 0; i < p->roles; i++) {
-		if (p->dtype[p->role[i]] != MOMENT_F32)
-			return err_set(-EINVAL,
-				       "parameter %s: the kernels update float32 state only",
-				       p->name);
-		role[p->role[i]] = &nothing;
-	}
-	sl.m = role[MOMENT_ROLE_EXP_AVG];
-	sl.v = role[MOMENT_ROLE_EXP_AVG_SQ];
-	sl.master = role[MOMENT_ROLE_MASTER];
-	sl.vmax = role[MOMENT_ROLE_MAX_EXP_AVG_SQ];
-	res = moment_update(it->optim, it->step ? it->step : p->step + 1, &sl, 1, NULL);
-	if (res < 0)
-		return err_set(
-			res,
-			"parameter %s: the optimizer cannot do this (a hyperparameter out of range, an array that "
-			"was not registered, or types that do not go together)",
-			p->name);
-	return 0;
-}
-
-static int check_item(struct moment_session *s, const struct moment_item *it)
-{
-	const struct param *p = session_param(s, it->param);
-
-	if (!p)
-		return -EINVAL;
-	if (it->flags)
-		return err_set(-EINVAL, "parameter %s: unknown flags %#x", p->name, it->flags);
-	if (!it->optim == !it->fn)
-		return err_set(-EINVAL, "parameter %s: either an optimizer or a function", p->name);
-	if (!dtype_known(it->p_dtype) || !dtype_known(it->g_dtype))
-		return err_set(-EINVAL, "parameter %s: unknown type", p->name);
-	if (it->optim && p->numel && (!it->p || !it->g))
-		return err_set(-EINVAL, "parameter %s: no weights or no gradient", p->name);
-	if (p->numel &&
-	    (unit_bytes(s, p, 0) > s->path->quota ||
-	     (p->blocks == 1 && unit_bytes(s, p, 0) < (uint64_t)p->roles * s->path->block &&
-	      unit_bytes(s, p, 0) > s->path->quota_small)))
-		return err_set(
-			-E2BIG,
-			"parameter %s: a block of all its arrays is %s, and a session may lease %s at a time: give the "
-			"RAM tier more, or make the backing with smaller blocks",
-			p->name, err_bytes(unit_bytes(s, p, 0)), err_bytes(s->path->quota));
-	return it->optim ? check_optim(p, it) : 0;
-}
-
-int flow_check(struct moment_session *s, const struct moment_item *items, size_t n)
-{
-	size_t i;
-	int res = 0;
-
-	for (i = 0; res == 0 && i < n; i++) {
-		res = check_item(s, &items[i]);
-		if (res < 0)
-			break;
-		if (s->param[items[i].param].in_list)
-			res = err_set(-EINVAL, "parameter %s is in the list twice",
-				      s->param[items[i].param].name);
-		else
-			s->param[items[i].param].in_list = true;
-	}
-	while (i-- > 0)
-		s->param[items[i].param].in_list = false;
-	return res;
-}
-
 /* ---- asking ----------------------------------------------------------------------------- */
 
 static struct param *flow_param(struct flow *f, size_t item)
@@ -203,7 +119,7 @@ static void batch_fill(struct flow *f, struct batch *b, uint64_t most, uint64_t 
 
 /*
  * Whether another batch may be asked for now, and how large: within the budget, except that one
- * unit may always be out (flow_check() compared it with the quota).
+ * unit may always be out (items_check() compared it with the quota).
  */
 static bool flow_room(struct flow *f, uint64_t *most, uint64_t *most_small)
 {

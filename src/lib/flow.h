@@ -5,9 +5,6 @@
 
 #include "lib/session.h"
 
-/* Everything about the items that could be wrong, looked at before anything is changed. */
-int flow_check(struct moment_session *s, const struct moment_item *items, size_t n);
-
 /* Updates them, in order, inside the open step. On an error all leases are back; s->touched tells
  * whether anything was changed. */
 int flow_run(struct moment_session *s, const struct moment_item *items, size_t n);

@@ -512,12 +512,24 @@ void params_free(struct moment_session *s)
 	index_fini(&s->names);
 }
 
+/* What was dropped for a fresh start takes its label along: state at zero is that of step 0. */
+static int label_begin(struct moment_session *s)
+{
+	int res = step_begin(s, 0);
+
+	if (res == 0)
+		res = step_end(s, 0, 0);
+	return res < 0 ? step_fail(s, res) : 0;
+}
+
 static int register_locked(struct moment_session *s, struct moment_param *params, size_t n,
 			   struct path_param *want)
 {
-	bool readonly = s->flags & MOMENT_OPEN_READONLY, made = false, first = !s->registered;
+	bool readonly = s->flags & MOMENT_OPEN_READONLY, made = false, found = false;
+	bool first = !s->registered;
 	uint32_t flags = readonly ? MOMENT_REG_EXIST
 				  : (s->flags & MOMENT_OPEN_RESUME ? 0 : MOMENT_REG_FRESH);
+	char of_step[40] = "";
 	uint64_t bytes = 0;
 	uint32_t role;
 	size_t i;
@@ -539,6 +551,7 @@ static int register_locked(struct moment_session *s, struct moment_param *params
 		params[i].numel = want[i].numel;
 		params[i].step = want[i].step;
 		made |= !params[i].found;
+		found |= params[i].found;
 		for (role = 0; role < MOMENT_ROLES; role++)
 			if (want[i].dtype[role] != 0xff)
 				bytes += want[i].numel * dtype_size(want[i].dtype[role]);
@@ -548,14 +561,19 @@ static int register_locked(struct moment_session *s, struct moment_param *params
 	s->registered = true;
 	if (readonly)
 		return 0;
+	if (first && (s->flags & MOMENT_OPEN_FRESH) && s->last_step != MOMENT_STEP_NONE)
+		res = label_begin(s);
 	/* So that a rollback before the first step's commit finds them there. */
-	if (made && !s->temp.dir)
+	if (res == 0 && made && !s->temp.dir)
 		res = s->path->ops->commit(s->path, true);
+	if (found && s->last_step != MOMENT_STEP_NONE)
+		snprintf(of_step, sizeof(of_step), " of step %llu", (unsigned long long)s->last_step);
 	if (res == 0 && n)
 		session_say(s, MOMENT_NOTICE,
-			    "%zu parameters, %s of state on %s: %s of disk reserved, %s left (%s)",
-			    n, err_bytes(bytes), s->path->backing, err_bytes(s->path->reserved),
-			    err_bytes(s->path->free), s->path->ops->name);
+			    "%zu parameters, %s of state%s on %s: %s of disk reserved, %s left (%s)",
+			    n, err_bytes(bytes), of_step, s->path->backing,
+			    err_bytes(s->path->reserved), err_bytes(s->path->free),
+			    s->path->ops->name);
 	return res;
 }
 

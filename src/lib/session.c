@@ -124,7 +124,9 @@ static int opts_check(const struct moment_open_opts *o)
 			 MOMENT_OPEN_READONLY | MOMENT_OPEN_NO_HINTS;
 
 	if (!o || o->size != sizeof(*o))
-		return err_set(-EINVAL, "moment_open_opts.size is %u; this library wants %zu",
+		return err_set(-EINVAL,
+			       "moment_open_opts.size is %u, and this library's is %zu: set it to sizeof(struct "
+			       "moment_open_opts), and build the program with this library's moment.h",
 			       o ? o->size : 0, sizeof(*o));
 	if (o->flags & ~known)
 		return err_set(-EINVAL, "unknown flags %#x", o->flags & ~known);

@@ -48,6 +48,19 @@ static int span_of(struct moment_session *s, uint32_t param, uint32_t role, uint
 	return 0;
 }
 
+/* The same, to be read into or written from buf. */
+static int span_to(struct moment_session *s, uint32_t param, uint32_t role, uint64_t first,
+		   uint64_t numel, const void *buf, struct span *sp)
+{
+	int res = span_of(s, param, role, first, numel, sp);
+
+	if (res == 0 && numel && !buf)
+		res = err_set(-EINVAL, "parameter %s: no buffer (NULL) for %llu elements",
+			      sp->p->name, (unsigned long long)numel);
+	sp->buf = (char *)buf;
+	return res;
+}
+
 /* Copies between block `b` (memory m) and the buffer. */
 static void span_copy(const struct moment_session *s, const struct span *sp, uint64_t b,
 		      const struct path_mem *m)
@@ -122,11 +135,9 @@ int moment_read_state(struct moment_session *s, uint32_t param, uint32_t role, u
 
 	if (res < 0)
 		return res;
-	res = span_of(s, param, role, first, numel, &sp);
-	if (res == 0) {
-		sp.buf = buf;
+	res = span_to(s, param, role, first, numel, buf, &sp);
+	if (res == 0)
 		res = span_run(s, &sp);
-	}
 	return session_leave(s, res);
 }
 
@@ -138,9 +149,8 @@ int moment_write_state(struct moment_session *s, uint32_t param, uint32_t role, 
 
 	if (res < 0)
 		return res;
-	res = span_of(s, param, role, first, numel, &sp);
+	res = span_to(s, param, role, first, numel, buf, &sp);
 	if (res == 0) {
-		sp.buf = (char *)buf;
 		sp.write = true;
 		res = step_within(s, span_run, &sp);
 		if (res < 0 && s->state == STEP_OPEN && s->touched)

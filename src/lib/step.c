@@ -13,6 +13,7 @@
 
 #include "lib/error.h"
 #include "lib/flow.h"
+#include "lib/item.h"
 #include "lib/session.h"
 
 int step_begin(struct moment_session *s, uint64_t step)
@@ -178,11 +179,12 @@ int moment_apply(struct moment_session *s, const struct moment_item *item)
 		return res;
 	res = must_be_open(s);
 	if (res == 0)
-		res = flow_check(s, item, 1);
-	if (res == 0)
+		res = items_check(s, item, 1);
+	if (res == 0) { /* what was refused has hurt nothing, however much the step has done before */
 		res = flow_run(s, item, 1);
-	if (res < 0 && s->state == STEP_OPEN && s->touched)
-		s->state = STEP_TORN;
+		if (res < 0 && s->state == STEP_OPEN && s->touched)
+			s->state = STEP_TORN;
+	}
 	return session_leave(s, res);
 }
 
@@ -208,6 +210,9 @@ int moment_post_step(struct moment_session *s, uint64_t step, uint32_t flags)
 	if (res == 0 && step != s->open_step) {
 		res = err_set(-EINVAL, "step %llu is open, not %llu",
 			      (unsigned long long)s->open_step, (unsigned long long)step);
+	} else if (res == 0 && (flags & ~MOMENT_STEP_COMMIT)) {
+		res = err_set(-EINVAL, "unknown flags %#x: step %llu is still open",
+			      flags & ~MOMENT_STEP_COMMIT, (unsigned long long)step);
 	} else if (res == 0) {
 		res = step_end(s, step, flags);
 		if (res < 0)
@@ -259,7 +264,7 @@ static int step_locked(struct moment_session *s, uint64_t step, const struct mom
 
 	if (flags & ~(MOMENT_STEP_FINITE | MOMENT_STEP_COMMIT))
 		return err_set(-EINVAL, "unknown flags %#x", flags);
-	res = flow_check(s, items, n);
+	res = items_check(s, items, n);
 	if (res == 0 && (flags & MOMENT_STEP_FINITE))
 		res = all_finite(s, items, n);
 	if (res == 0)

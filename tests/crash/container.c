@@ -185,6 +185,8 @@ int main(int argc, char **argv)
 		items[i] = (struct moment_item){.param = params[i].handle,
 						.p = p,
 						.g = g,
+						.p_numel = params[i].numel,
+						.g_numel = params[i].numel,
 						.p_dtype = MOMENT_F32,
 						.g_dtype = MOMENT_F32,
 						.optim = &adamw};

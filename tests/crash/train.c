@@ -181,6 +181,8 @@ static void one_step(uint64_t step)
 		items[i] = (struct moment_item){.param = params[i].handle,
 						.p = run[i].p,
 						.g = run[i].g,
+						.p_numel = params[i].numel,
+						.g_numel = params[i].numel,
 						.p_dtype = MOMENT_F32,
 						.g_dtype = MOMENT_F32,
 						.optim = &adamw};

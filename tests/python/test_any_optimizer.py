@@ -83,7 +83,8 @@ class Examples(Case):
         optim = lib.Optim(kind=lib.LION, flags=lib.DECOUPLED, lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.01)
         with momentfs.Session(ram=64 << 20, temp_dir=self.folder) as s:
             (h, _, _), = s.register([{"name": "p", "shape": p.shape, "arrays": (momentfs.EXP_AVG,)}])
-            s.step(1, [lib.Item(param=h, p=p.ctypes.data, g=g.ctypes.data, optim=lib.ctypes.pointer(optim))])
+            s.step(1, [lib.Item(param=h, p=p.ctypes.data, g=g.ctypes.data, p_numel=p.size, g_numel=g.size,
+                                optim=lib.ctypes.pointer(optim))])
         example("lion_blocks").lion()(q, g, {"exp_avg": m}, 1)
         np.testing.assert_allclose(p, q, rtol=1e-6, atol=1e-9)
 

@@ -83,8 +83,8 @@ class Colossal(Case):
                         opt.step()
                     else:
                         optim = opt._optim(opt.param_groups[0])
-                        item = _lib.Item(param=opt._slots[p].handle, p=p.data_ptr(), g=g.data_ptr(), p_dtype=_lib.F32,
-                                         g_dtype=_lib.F16, optim=_lib.ctypes.pointer(optim))
+                        item = _lib.Item(param=opt._slots[p].handle, p=p.data_ptr(), g=g.data_ptr(), p_numel=p.numel(),
+                                         g_numel=g.numel(), p_dtype=_lib.F32, g_dtype=_lib.F16, optim=_lib.ctypes.pointer(optim))
                         opt._session.step(1, [item])
                     q.grad = g.float()
                     ref.step()

@@ -190,7 +190,12 @@ static inline struct moment_item model_item(struct model *m, uint32_t t, uint64_
 	fill(m->g[t], sizes[t], t, step);
 	assert_int_equal(moment_update(&adamw, ++m->steps[t], &sl, 1, NULL), 0);
 	return (struct moment_item){
-		.param = m->param[t].handle, .p = m->p[t], .g = m->g[t], .optim = &adamw};
+		.param = m->param[t].handle,
+		.p = m->p[t],
+		.g = m->g[t],
+		.p_numel = sizes[t],
+		.g_numel = sizes[t],
+		.optim = &adamw};
 }
 
 static inline uint32_t model_items(struct model *m, uint64_t step, struct moment_item *items)

@@ -238,6 +238,7 @@ static void test_refusals(void)
 	REFUSED_OPTIM(o.beta2 = 1);
 	REFUSED_OPTIM(o.beta2 = (double)NAN);
 	REFUSED_OPTIM(o.eps = -1);
+	REFUSED_OPTIM(o.eps = 1e-40); /* subnormal: it would count as 0 */
 	REFUSED_OPTIM(o.weight_decay = -1);
 	REFUSED_OPTIM(o.grad_scale = -1);
 	REFUSED_OPTIM(o.grad_scale = 1e-40);

@@ -82,7 +82,12 @@ static size_t train(const char *dir, uint32_t flags, struct event *e, size_t cap
 		ok(moment_pre_step(s, step));
 		for (unsigned int i = 0; i < PARAMS; i++) {
 			struct moment_item item = {
-				.param = p[i].handle, .p = w, .g = g, .optim = &adam};
+				.param = p[i].handle,
+				.p = w,
+				.g = g,
+				.p_numel = p[i].numel,
+				.g_numel = p[i].numel,
+				.optim = &adam};
 
 			ok(moment_pre_update(s, p[i].handle));
 			ok(moment_apply(s, &item));
@@ -183,7 +188,12 @@ static uint64_t announce(const char *dir, uint32_t flags, uint64_t enough, size_
 	struct moment_info info = {0};
 	char trace[512];
 	struct moment_session *s = begin(dir, flags | MOMENT_OPEN_RESUME, trace, p);
-	struct moment_item item = {.param = p[0].handle, .p = w, .g = g, .optim = &adam};
+	struct moment_item item = {.param = p[0].handle,
+				   .p = w,
+				   .g = g,
+				   .p_numel = numel,
+				   .g_numel = numel,
+				   .optim = &adam};
 
 	assert_true(w && g);
 	ok(moment_pre_step(s, 4));

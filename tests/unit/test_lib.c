@@ -324,12 +324,14 @@ static void what_is_wrong_is_found_before_anything_changes(void **state)
 
 	items[2].param = 77;
 	refused(moment_step(s, 2, items, TENSORS, 0), -EINVAL, "parameter 77 is not registered");
-	items[2].param = items[0].param;
+	it = items[2];
+	items[2] = items[0];
 	refused(moment_step(s, 2, items, TENSORS, 0), -EINVAL, "twice");
+	items[2] = it;
 	items[2].param = m->param[2].handle;
 	items[4].g = NULL;
 	refused(moment_step(s, 2, items, TENSORS, 0), -EINVAL,
-		"layer.4.weight: no weights or no gradient");
+		"layer.4.weight: no gradient");
 	items[4].g = m->g[4];
 	bad.beta1 = 1.5;
 	items[4].optim = &bad;
@@ -511,6 +513,7 @@ static void signals_wait_for_the_whole_step(void **state)
 	ok(moment_register(s, m->param, TENSORS));
 	it.param = m->param[0].handle;
 	it.p = m->p[0];
+	it.p_numel = sizes[0];
 	ok(moment_step(s, 1, &it, 1, 0));
 	signal(SIGALRM, SIG_DFL);
 	assert_int_equal(alarms,

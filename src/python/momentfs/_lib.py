@@ -85,6 +85,7 @@ class OpenOpts(ctypes.Structure):
         ("reserved", c_uint32),
         ("message", MESSAGE_FN),
         ("message_arg", c_void_p),
+        ("reserved2", c_uint64),
     ]
 
 
@@ -111,6 +112,8 @@ class Item(ctypes.Structure):
         ("flags", c_uint32),
         ("p", c_void_p),
         ("g", c_void_p),
+        ("p_numel", c_uint64),
+        ("g_numel", c_uint64),
         ("p_dtype", c_uint32),
         ("g_dtype", c_uint32),
         ("optim", POINTER(Optim)),

@@ -22,6 +22,12 @@ def _path(p):
     return os.fsencode(p) if p is not None else None
 
 
+def _memory(a):
+    """Where a numpy array is, how many elements it has, and a type of their size: all that a step of callbacks needs."""
+    dtype = {2: _lib.BF16, 4: _lib.F32, 8: _lib.F64}.get(a.itemsize)
+    return (None, a.size, _lib.F32) if dtype is None else (a.ctypes.data, a.size, dtype)
+
+
 def _of_ranks(backing):
     """{world size: the directories of its ranks that are in backing}."""
     out = {}
@@ -363,6 +369,10 @@ class Session:
                 return -1
 
         item = _lib.Item(param=param, fn=_lib.BLOCK_FN(call))
+        if p is not None:
+            item.p, item.p_numel, item.p_dtype = _memory(p)
+        if g is not None:
+            item.g, item.g_numel, item.g_dtype = _memory(g)
         keep.append((item, p, g))
         return item
 

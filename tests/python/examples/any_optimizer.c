@@ -70,10 +70,17 @@ int main(int argc, char **argv)
 		w[i] = 1.0f / (float)(1 + i % 1000 + first);
 	for (step = first; step < first + strtoull(argv[2], NULL, 10); step++) {
 		struct moment_item items[] = {
-			{.param = param[0].handle, .p = w, .g = g, .optim = &adamw},
+			{.param = param[0].handle,
+			 .p = w,
+			 .g = g,
+			 .p_numel = N,
+			 .g_numel = N,
+			 .optim = &adamw},
 			{.param = param[1].handle,
 			 .p = w + N,
 			 .g = g + N,
+			 .p_numel = N,
+			 .g_numel = N,
 			 .fn = momentum,
 			 .arg = &lr},
 		};

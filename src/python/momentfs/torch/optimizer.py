@@ -408,6 +408,7 @@ class FileOptimizer(torch.optim.Optimizer):
             keep.append((grad, weight))
             item.param = self._slots[p].handle
             item.p, item.g = weight.data_ptr(), grad.data_ptr()
+            item.p_numel, item.g_numel = weight.numel(), grad.numel()
             item.p_dtype, item.g_dtype = DTYPES[weight.dtype], DTYPES[grad.dtype]
             item.optim = _lib.ctypes.pointer(optims[id(group)])
         if self._samples:
