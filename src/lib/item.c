@@ -109,6 +109,8 @@ static int check_item(struct moment_session *s, const struct moment_item *it)
 		return err_set(-EINVAL, "parameter %s: unknown flags %#x", p->name, it->flags);
 	if (!it->optim == !it->fn)
 		return err_set(-EINVAL, "parameter %s: either an optimizer or a function", p->name);
+	if (it->step == MOMENT_STEP_NONE || (it->step == 0 && p->step + 1 == MOMENT_STEP_NONE))
+		return err_set(-EINVAL, "parameter %s: this step count means 'none'", p->name);
 	if (!dtype_known(it->p_dtype) || !dtype_known(it->g_dtype))
 		return err_set(-EINVAL, "parameter %s: unknown type", p->name);
 	res = check_memory(p, "weights", it->p, it->p_numel, it->p_dtype, it->optim);

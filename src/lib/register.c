@@ -715,7 +715,12 @@ int moment_set_param_step(struct moment_session *s, uint32_t param, uint64_t ste
 	if (res < 0)
 		return res;
 	set.p = session_param(s, param);
-	res = set.p ? step_within(s, set_step, &set) : -EINVAL;
+	if (!set.p)
+		res = -EINVAL;
+	else if (step == MOMENT_STEP_NONE)
+		res = err_set(-EINVAL, "parameter %s: this step count means 'none'", set.p->name);
+	else
+		res = step_within(s, set_step, &set);
 	return session_leave(s, res);
 }
 

@@ -102,6 +102,28 @@ class Examples(Case):
             s.rollback()
             s.step_blocks(1, [(h, w, w, lambda *a: None)])
 
+    def test_arrays_of_another_size_are_refused_before_the_step(self):
+        lib = momentfs._lib
+        optim = lib.Optim(kind=lib.ADAM, lr=1e-3, beta1=0.9, beta2=0.99, eps=1e-8)
+        called = []
+        with momentfs.Session(ram=64 << 20, temp_dir=self.folder) as s:
+            (a, _, _), (b, _, _) = s.register([{"name": "a", "shape": (100,)}, {"name": "b", "shape": (50, 2)}])
+            right, words = np.zeros(100, np.float32), "parameter b was registered with 100 elements, and its"
+            for p, g, came in ((np.zeros(60, np.float32), right, "weights came with 60"), (np.zeros(0), right, "weights came with 0"),
+                               (right, np.zeros(200, np.float16), "gradient came with 200"),
+                               (np.zeros(99, np.int8), None, "weights came with 99")):
+                with self.assertRaisesRegex(momentfs.MomentError, f"{words} {came}"):
+                    s.step_blocks(1, [(a, right, right, lambda *x: called.append(x)), (b, p, g, lambda *x: called.append(x))])
+            memory = np.full(100, 7, np.float32)  # the weights are the front half of it
+            with self.assertRaisesRegex(momentfs.MomentError, f"{words} weights came with 50"):
+                s.step(1, [lib.Item(param=b, p=memory.ctypes.data, g=right.ctypes.data, p_numel=50, g_numel=100,
+                                    optim=lib.ctypes.pointer(optim))])
+            self.assertTrue((memory == 7).all())
+            self.assertEqual(called, [])
+            self.assertIsNone(s.info()["step"])
+            s.step_blocks(1, [(a, right, right, lambda *x: called.append(x)), (b, None, right, lambda *x: called.append(x))])
+            self.assertEqual(len(called), 2)
+
     def test_a_c_program(self):
         program = os.path.join(self.folder, "any_optimizer")
         lib = os.path.realpath(momentfs.library_path())

@@ -22,6 +22,7 @@ from support import Case, set_gradients, weights
 
 import momentfs
 import momentfs.torch
+from momentfs.signals import whole
 from momentfs.torch import Adam, AdamW
 
 SHAPES = {"w": (40, 30), "b": (7,)}
@@ -251,6 +252,90 @@ class Steps(Case):
         self.assertGreater(interrupted, 0)
         if opt.last_step:
             self.assertEqual(int(opt.state[p]["step"]), opt.last_step)
+
+    def test_an_interrupt_leaves_no_change_of_state_half_made(self):
+        a, b = torch.nn.Parameter(torch.randn(50, 30).bfloat16()), torch.nn.Parameter(torch.randn(70))
+        opt = self.keep(AdamW([("a", a), ("b", b)], **SMALL))
+
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        def step():  # with masters to be renewed before it
+            a.data.mul_(1.01)
+            opt.step()
+
+        def add():
+            n = len(opt.param_groups)
+            opt.add_param_group({"params": [(f"more {n}", torch.nn.Parameter(torch.randn(20 + n).bfloat16()))]})
+
+        def edit():
+            opt.state[b]["exp_avg"] = torch.randn(70)
+
+        def begin_anew():
+            opt.state[b] = {}
+
+        def load():
+            opt.load_state_dict(opt.state_dict())
+
+        def gradients():
+            for p in (p for g in opt.param_groups for p in g["params"]):
+                p.grad = torch.randn_like(p)
+
+        gradients()
+        opt.step()
+        old = signal.signal(signal.SIGALRM, stop)
+        self.addCleanup(signal.signal, signal.SIGALRM, old)
+        interrupted = 0
+        for n in range(200):
+            gradients()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-3))
+                (step, edit, begin_anew, load, add if n < 60 else step)[n % 5]()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            gradients()
+            opt.step()  # neither torn, nor a step left open, nor a parameter half known
+        self.assertGreater(interrupted, 0)
+        self.assertEqual(opt.last_step, opt._session.info()["step"])
+
+    def test_handlers_that_raise_while_they_are_put_back(self):
+        called = []
+
+        def raising(number, _frame):
+            called.append(number)
+            raise KeyError(number)
+
+        numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+        old = {n: signal.signal(n, raising) for n in numbers}
+        self.addCleanup(lambda: [signal.signal(n, h) for n, h in old.items()])
+        with self.assertRaises(KeyError):
+            with whole(), whole():
+                for n in numbers:
+                    signal.raise_signal(n)
+                self.assertEqual(called, [])
+        self.assertEqual(sorted(called), sorted(numbers))
+        self.assertEqual([signal.getsignal(n) for n in numbers], [raising] * 3)
+
+    def test_storage_that_was_made_smaller_is_noticed(self):
+        for what in ("data", "grad"):
+            named = weights(SHAPES)
+            opt = self.keep(AdamW(named, **SMALL))
+            set_gradients(named, 1)
+            opt.step()
+            name, p = named[0]
+            before, other = opt.state[p]["exp_avg"].clone(), named[1][1].detach().clone()
+            t = getattr(p, what)
+            storage = t.untyped_storage() if hasattr(t, "untyped_storage") else t.storage()
+            for size in (40, 0):
+                storage.resize_(size)
+                with self.assertRaisesRegex((ValueError, RuntimeError), f"parameter {name}: the storage of its"):
+                    opt.step()
+                self.assertTrue(torch.equal(named[1][1].detach(), other))
+                self.assertBits(opt.state[p]["exp_avg"], before)
+            self.assertEqual(opt.last_step, 1)
+            opt.close()
 
 
 class Editing(Case):

@@ -185,6 +185,7 @@ WRONG(negative_eps, PLAIN, b->optim[PLAIN].eps = -1e-8)
 WRONG(beta_of_one, PLAIN, b->optim[PLAIN].beta2 = 1)
 WRONG(endless_lr, PLAIN, b->optim[PLAIN].lr = 1e308 * 10)
 WRONG(negative_decay, PLAIN, b->optim[PLAIN].weight_decay = -1)
+WRONG(no_such_count, PLAIN, it->step = UINT64_MAX)
 WRONG(no_scale, PLAIN, b->optim[PLAIN].grad_scale = -2)
 
 static const struct wrong wrongs[] = {
@@ -219,6 +220,7 @@ static const struct wrong wrongs[] = {
 	{"a beta of 1", "beta2 1,", beta_of_one, PLAIN},
 	{"an infinite lr", "lr is not finite", endless_lr, PLAIN},
 	{"a negative decay", "weight_decay -1", negative_decay, PLAIN},
+	{"a count that is none", "plain: this step count means 'none'", no_such_count, PLAIN},
 	{"a negative scale", "grad_scale -2", no_scale, PLAIN},
 };
 
@@ -285,6 +287,7 @@ static void a_refused_part_leaves_the_open_step_whole(void **state)
 	refused(moment_read_state(b.s, b.param[PLAIN].handle, MOMENT_ROLE_EXP_AVG, 0, 1, NULL),
 		-EINVAL, "no buffer");
 	refused(moment_set_param_step(b.s, 77, 3), -EINVAL, "77");
+	refused(moment_set_param_step(b.s, b.param[PLAIN].handle, UINT64_MAX), -EINVAL, "'none'");
 	refused(moment_post_step(b.s, 8, MOMENT_STEP_FINITE), -EINVAL, "step 8 is still open");
 	refused(moment_post_step(b.s, 9, 0), -EINVAL, "step 8 is open, not 9");
 	same_picture(&b, before, "inside a step");

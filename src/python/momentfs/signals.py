@@ -2,15 +2,16 @@
 """Work that a signal's handler must not part.
 
 Python runs handlers between two of its instructions, in the main thread, and a handler may raise (KeyboardInterrupt).
-What has to happen as a whole, such as a step and the copying back of what it made, is put in `with whole():`. Handlers
-run when it is over.
+What has to happen as a whole, such as a step and the copying back of what it made, is put in `with whole():`, or is a
+function with `@whole()` before it. Handlers run when it is over. One whole may be inside another.
 """
 
+import contextlib
 import signal
 import threading
 
 
-class whole:
+class whole(contextlib.ContextDecorator):
     def __enter__(self):
         self._saved, self._came = [], []
         if threading.current_thread() is not threading.main_thread():
@@ -26,15 +27,31 @@ class whole:
             raise
         return self
 
+    def _recreate_cm(self):
+        return whole()  # each call of a decorated function has its own
+
     def _later(self, number, frame):
         self._came.append((number, frame))
 
     def _restore(self):
-        for number, handler in self._saved:
-            signal.signal(number, handler)
+        """Puts all handlers back. What one raises that is back already, and runs meanwhile, is returned."""
+        raised = None
+        while True:
+            try:
+                for number, handler in self._saved:
+                    signal.signal(number, handler)
+                return raised
+            except BaseException as e:
+                raised = e
 
     def __exit__(self, *exc):
-        self._restore()
+        raised = self._restore()
+        handlers = dict(self._saved)
         for number, frame in self._came:
-            dict(self._saved)[number](number, frame)
+            try:
+                handlers[number](number, frame)
+            except BaseException as e:  # the others are called all the same
+                raised = e
+        if raised is not None:
+            raise raised
         return False

@@ -21,7 +21,7 @@ def _all_of(cls, x):
             yield from _all_of(cls, y)
 
 
-def _storage(t):
+def storage_of(t):
     return t.untyped_storage() if hasattr(t, "untyped_storage") else t._storage()
 
 
@@ -56,7 +56,7 @@ class StateCopy(torch.Tensor):
             return type(result)(cls._wrap(r, ours) for r in result)
         if not isinstance(result, torch.Tensor):
             return result
-        if result.layout != torch.strided or all(_storage(result).data_ptr() != _storage(t).data_ptr() for t in ours):
+        if result.layout != torch.strided or all(storage_of(result).data_ptr() != storage_of(t).data_ptr() for t in ours):
             return plain(result)
         return result.as_subclass(cls)
 

@@ -7,6 +7,7 @@ RAM. CUDA parameters are updated on their device: HybridAdam by torch's fused Ad
 
 import torch
 
+from momentfs.signals import whole
 from momentfs.torch.optimizer import FileOptimizer, _number
 
 
@@ -55,8 +56,9 @@ class _Colossal(FileOptimizer):
                 loss = closure()
         self._div_scale = div_scale if div_scale > 0 else None
         try:
-            self._step()
-            self._step_device()
+            with whole():
+                self._step()
+                self._step_device()
         finally:
             self._div_scale = None
         return loss

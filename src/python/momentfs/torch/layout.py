@@ -1,35 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """State as torch.optim shows it: opt.state, and state_dict in torch.optim.AdamW's own layout."""
 
+import contextlib
 import weakref
 from collections.abc import MutableMapping
 
 import torch
 
+from momentfs.signals import whole
 from momentfs.torch.copies import StateCopy, plain
 
 KNOWN = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master")
+COUNT_END = 2**64 - 1  # the library counts to below this
 # The largest count up to which a float type holds every integer.
 EXACT = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24, torch.float64: 2**53}
 
 
-class Writing:
-    """A step of its own around several writes, under the last step's label."""
-
-    def __init__(self, session, label):
-        self._session, self._label = session, label
-
-    def __enter__(self):
-        self._session.pre_step(self._label)
-
-    def __exit__(self, kind, value, trace):
-        if kind is None:
-            self._session.post_step(self._label)
-            return
+@contextlib.contextmanager
+def writing(session, label):
+    """A step of its own around several writes, under the last step's label. Handlers of signals wait for its end: it is
+    neither left open nor torn by an interrupt."""
+    with whole():
+        session.pre_step(label)
         try:
-            self._session.abort_step()
-        except OSError:
-            pass  # something was written: torn, as the session will say; the first error is the one to tell
+            yield
+        except BaseException:
+            try:
+                session.abort_step()
+            except OSError:
+                pass  # something was written: torn, as the session will say; the first error is the one to tell
+            raise
+        session.post_step(label)
 
 
 class State(MutableMapping):
@@ -100,6 +101,7 @@ class States(MutableMapping):
         other = self._opt._foreign_state(p) if hasattr(self._opt, "_foreign_state") else None
         return other if other is not None else State(self._opt, p)
 
+    @whole()
     def __setitem__(self, p, value):
         if not isinstance(p, torch.Tensor):
             self._extra[p] = value
@@ -136,6 +138,7 @@ class States(MutableMapping):
         return len(self._opt._slots) + len(self._extra)
 
 
+@whole()
 def reset(opt, params):
     """As before the first update."""
     with opt._writing():
@@ -149,6 +152,7 @@ def reset(opt, params):
             slot.stale = slot.master
 
 
+@whole()
 def replace(opt, value):
     """opt.state = value, as for a dict that torch would go on with."""
     if isinstance(value, States) and value._ref() is opt:
@@ -173,7 +177,7 @@ def count_of(step, name):
                              "the true count is lost; set it by hand")
     else:
         value = step
-    if value != int(value) or value < 0:
+    if value != int(value) or not 0 <= value < COUNT_END:
         raise ValueError(f"{name}: step is {step!r}, not a count")
     return int(value)
 
@@ -259,6 +263,7 @@ def _check_entry(opt, p, entry):
             raise ValueError(f"{name}: {key} has shape {tuple(value.shape)}, the parameter {tuple(p.shape)}")
 
 
+@whole()
 def load(opt, state_dict):
     if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
         keys = ", ".join(map(str, state_dict)) if isinstance(state_dict, dict) else type(state_dict).__name__
@@ -281,7 +286,7 @@ def load(opt, state_dict):
     if all((count_of(ours[p]["step"], "") if p in ours else 0) == opt._session.param_step(s.handle)
            for p, s in opt._slots.items()):
         label = opt._label or label  # as many updates as there were: no other step
-    with Writing(opt._session, label):
+    with writing(opt._session, label):
         for p, slot in opt._slots.items():
             entry = ours.get(p)
             if entry is None:  # never updated, says the dict

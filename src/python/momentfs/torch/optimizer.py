@@ -14,6 +14,7 @@ from momentfs._lib import EXP_AVG, EXP_AVG_SQ, MASTER, MAX_EXP_AVG_SQ
 from momentfs.session import Session
 from momentfs.signals import whole
 from momentfs.torch import layout
+from momentfs.torch.copies import storage_of
 from momentfs.torch.names import Names, group_of, groups_of
 from momentfs.torch.samples import Samples
 
@@ -48,6 +49,14 @@ class Slot:
 
 def _number(x):
     return x.item() if isinstance(x, torch.Tensor) else float(x)
+
+
+def _is_whole(t):
+    """Whether its storage holds all of its elements. Some resize storages under tensors, to free memory for a while."""
+    if t.numel() == 0:
+        return True
+    last = t.storage_offset() + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
+    return (last + 1) * t.element_size() <= storage_of(t).nbytes()
 
 
 def _written(params):
@@ -194,6 +203,7 @@ class FileOptimizer(torch.optim.Optimizer):
             if p.is_sparse or p.layout != torch.strided:
                 raise TypeError(f"parameter {name} is not a dense tensor")
 
+    @whole()
     def add_param_group(self, param_group):
         if self._session is None:  # the constructor's, prepared already
             super().add_param_group(param_group)
@@ -276,7 +286,7 @@ class FileOptimizer(torch.optim.Optimizer):
 
     def _writing(self):
         """One small step around several writes: all of them or none are committed."""
-        return layout.Writing(self._session, self._label or 0)
+        return layout.writing(self._session, self._label or 0)
 
     def _write_flat(self, handle, role, tensor, chunk=1 << 24):
         flat = tensor.reshape(-1)
@@ -320,6 +330,7 @@ class FileOptimizer(torch.optim.Optimizer):
                     self._slots[p].stale = False
 
     @torch.no_grad()
+    @whole()
     def restore_weights(self):
         """Sets 16-bit weights from their fp32 masters, for a model whose own weights were not loaded."""
         for p, slot in self._slots.items():
@@ -360,6 +371,9 @@ class FileOptimizer(torch.optim.Optimizer):
                 f"parameter {slot.name} was registered as {slot.dtype}, shape {slot.shape}, and is {p.dtype}, shape "
                 f"{tuple(p.shape)}, on {p.device} now: its state does not fit. Put back its data, or make a new optimizer"
             )
+        if not _is_whole(p):
+            raise ValueError(f"parameter {slot.name}: the storage of its data has been made smaller than its shape "
+                             f"{tuple(p.shape)} needs. Put back its data")
         if group.get("amsgrad") and not slot.amsgrad:
             raise ValueError(f"amsgrad was switched on for parameter {slot.name}, whose state was made without max_exp_avg_sq: "
                              "say so when the optimizer is made")
@@ -370,6 +384,9 @@ class FileOptimizer(torch.optim.Optimizer):
             raise RuntimeError(f"parameter {self._names.of(p)} has a sparse gradient, which Adam does not take")
         if g.dtype not in DTYPES or g.device.type != "cpu" or g.shape != p.shape:
             raise RuntimeError(f"parameter {self._names.of(p)}: a gradient of {g.dtype}, shape {tuple(g.shape)}, on {g.device}")
+        if not _is_whole(g):
+            raise RuntimeError(f"parameter {self._names.of(p)}: the storage of its gradient has been made smaller than its "
+                               f"shape {tuple(g.shape)} needs")
         return g.detach().contiguous()
 
     @torch.no_grad()
@@ -381,6 +398,7 @@ class FileOptimizer(torch.optim.Optimizer):
         self._step()
         return loss
 
+    @whole()  # state, weights and what is noted of them belong together
     def _step(self):
         if self._session is None:
             raise ValueError("the optimizer is closed")
@@ -393,6 +411,7 @@ class FileOptimizer(torch.optim.Optimizer):
         self._register(params)
         for p, g in todo:
             self._check_parameter(p, g)
+        gradients = [self._gradient(p) for p in params]
         if self._samples:
             self._samples.check(last=True)
         if self._use_master:
@@ -400,8 +419,8 @@ class FileOptimizer(torch.optim.Optimizer):
         optims = {id(g): self._optim(g) for g in self.param_groups}
         items = [_lib.Item() for _ in todo]
         keep, copies = [], []
-        for item, (p, group) in zip(items, todo):
-            grad, weight = self._gradient(p), p.detach()
+        for item, (p, group), grad in zip(items, todo, gradients):
+            weight = p.detach()
             if not weight.is_contiguous():
                 weight = weight.contiguous()
                 copies.append((p, weight))
@@ -416,12 +435,11 @@ class FileOptimizer(torch.optim.Optimizer):
             items += more
             keep.append(calls)
         label = 1 if self._label is None else self._label + 1
-        with whole():  # what the step has made of weights that are not contiguous belongs to it
-            self._session.step(label, items, finite=self._nonfinite == "raise")
-            self._label = label
-            for p, weight in copies:
-                p.copy_(weight)
-            _written(params)
+        self._session.step(label, items, finite=self._nonfinite == "raise")
+        self._label = label
+        for p, weight in copies:
+            p.copy_(weight)
+        _written(params)
         for p in params:
             slot = self._slots[p]
             if slot.master:
@@ -443,6 +461,7 @@ class FileOptimizer(torch.optim.Optimizer):
         """The last step that was made, in this run or the one resumed; None: none yet."""
         return self._label
 
+    @whole()
     def rollback(self):
         """Returns the state, not the weights, to the last commit."""
         self._session.rollback()
@@ -450,6 +469,7 @@ class FileOptimizer(torch.optim.Optimizer):
         for slot in self._slots.values():
             slot.stale = True
 
+    @whole()
     def close(self):
         """Ends the session; embedded, that commits. A closed optimizer steps no more."""
         if self._session is not None:
