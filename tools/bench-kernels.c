@@ -38,7 +38,7 @@ struct memory {
 	size_t numel;
 	uint32_t dtype; /* of p and g */
 	void *p, *g;
-	float *m, *v;
+	float *m, *v, *master;
 };
 
 static double now(void)
@@ -119,7 +119,7 @@ static void plain_piece(void *arg, unsigned int piece)
 
 /* --- contenders --- */
 
-enum contender { PLAIN_PARTS, PLAIN_PIECEWISE, OURS, OURS_GRADIENT, OURS_EXTRAS, CONTENDERS };
+enum contender { PLAIN_PARTS, PLAIN_PIECEWISE, OURS, OURS_GRADIENT, OURS_EXTRAS, CONTENDERS, OURS_TAKE };
 
 static const struct moment_optim adamw = {
 	.kind = MOMENT_ADAM,
@@ -147,20 +147,24 @@ static double run_one(enum contender who, const struct memory *mem,
 		.g = mem->g,
 		.m = mem->m,
 		.v = mem->v,
+		.master = mem->master,
 		.numel = mem->numel,
 		.p_dtype = mem->dtype,
 		.g_dtype = mem->dtype,
 	};
 	struct plain plain = {mem, who == PLAIN_PARTS ? (unsigned int)threads : PLAIN_PIECES};
+	struct moment_optim optim = adamw;
 	struct moment_extras extras = {.only = who == OURS_GRADIENT ? MOMENT_EXTRAS_GRADIENT
 								    : MOMENT_EXTRAS_ALL};
 	double start = now();
 
+	if (who == OURS_TAKE)
+		optim.flags |= MOMENT_TAKE_P;
 	if (who == PLAIN_PARTS || who == PLAIN_PIECEWISE)
 		team_run(threads, plain_piece, &plain, plain.pieces);
 	else
-		must(kernel_update(level, &adamw, step, &slice, threads,
-				   who == OURS ? NULL : &extras),
+		must(kernel_update(level, &optim, step, &slice, threads,
+				   who == OURS || who == OURS_TAKE ? NULL : &extras),
 		     "update");
 	return now() - start;
 }
@@ -180,7 +184,7 @@ static double median(double *t, int n)
 
 /* --- memory --- */
 
-static void *take(size_t bytes)
+static void *get(size_t bytes)
 {
 	size_t huge = 2u << 20, len = (bytes + huge - 1) / huge * huge;
 	char *raw =
@@ -226,8 +230,8 @@ static void get_memory(struct memory *mem, size_t numel, uint32_t dtype)
 	size_t size = dtype == MOMENT_F32 ? 4 : 2;
 
 	*mem = (struct memory){
-		numel,		 dtype,		 take(numel * size), take(numel * size),
-		take(numel * 4), take(numel * 4)};
+		numel,		 dtype,		 get(numel * size), get(numel * size),
+		get(numel * 4), get(numel * 4), NULL};
 	fill(mem);
 }
 
@@ -308,6 +312,34 @@ static void decay(const struct kernel_level *level, size_t numel, int threads, b
 	fflush(stdout);
 }
 
+/* What it costs to look at all 16-bit weights for those that were written since the last step. */
+static void take(const struct kernel_level *level, size_t numel, int threads, int rounds, bool json)
+{
+	static double ratio[ROUNDS_MAX];
+	struct memory mem;
+	double cost;
+
+	get_memory(&mem, numel, MOMENT_BF16);
+	mem.master = get(4 * numel);
+	run_one(OURS_TAKE, &mem, level, threads, 1);
+	for (int r = 0; r < rounds; r++) {
+		double t[2];
+
+		for (int i = 0; i < 2; i++)
+			t[(i + r) % 2] = run_one((i + r) % 2 ? OURS_TAKE : OURS, &mem, level, threads,
+						 (uint64_t)(2 * r + i + 2));
+		ratio[r] = t[1] / t[0];
+	}
+	cost = median(ratio, rounds) - 1;
+	if (json)
+		printf("{\"take_weights\": \"%s\", \"threads\": %d, \"numel\": %zu, \"cost\": %.4f}\n",
+		       level->name, threads, numel, cost);
+	else
+		printf("master %-12s %6d   noticing bf16 weights that were written: %+.1f%%\n",
+		       level->name, threads, 100 * cost);
+	fflush(stdout);
+}
+
 static void usage(FILE *to)
 {
 	fprintf(to,
@@ -384,6 +416,9 @@ int main(int argc, char **argv)
 				compare(&mem, l, threads, rounds, json);
 		}
 	}
+	take(in_use, numel, 1, rounds, json);
+	if (threads > 1)
+		take(in_use, numel, threads, rounds, json);
 	if (with_decay)
 		decay(in_use, 16u << 20, threads, json);
 	return 0;

@@ -79,13 +79,15 @@ enum moment_optim_kind {
 /*
  * moment_optim.flags. DECOUPLED: weight decay acts on the weights (AdamW), not on the gradient.
  * BIAS_CORRECTION (Adam): divide by 1 - beta^step. MAXIMIZE: go up the gradient. AMSGRAD (Adam):
- * the denominator uses the largest v so far, kept in vmax. NESTEROV (SGD): see above.
+ * the denominator uses the largest v so far, kept in vmax. NESTEROV (SGD): see above. TAKE_P: weights
+ * that were written since the last step are noticed, all of them, see struct moment_slice.
  */
 #define MOMENT_DECOUPLED       (1u << 0)
 #define MOMENT_BIAS_CORRECTION (1u << 1)
 #define MOMENT_MAXIMIZE	       (1u << 2)
 #define MOMENT_AMSGRAD	       (1u << 3)
 #define MOMENT_NESTEROV	       (1u << 4)
+#define MOMENT_TAKE_P	       (1u << 5)
 
 /* What is done to every element. Zero what you do not use. */
 struct moment_optim {
@@ -105,8 +107,10 @@ struct moment_optim {
  * no alignment, and must not overlap. Pointers that the optimizer has no use for may be NULL.
  *
  * p is written always. With `master` the weights are taken from there and p, bf16 or fp16, gets a
- * rounded copy in the same pass (what p held does not matter); without it 16-bit weights are
- * updated in place.
+ * rounded copy in the same pass. What p held does not matter, but with MOMENT_TAKE_P: there each
+ * element of p that is not its master rounded has been written by somebody since, and the master
+ * becomes what p has before the update. (So a master that begins as zeros is filled by its first
+ * step.) Without master 16-bit weights are updated in place.
  */
 struct moment_slice {
 	void *p;       /* weights, p_dtype */

@@ -5,10 +5,13 @@
  *
  * An instruction set gives
  *	vf, vf_mask	a vector of VW floats; what a comparison of two gives
+ *	vh		a vector of VW 16-bit numbers, bf16 or fp16
  *	struct vd	VW sums in double, for the lanes of one vf
- *	v_load v_load_bf16 v_load_f16, v_store v_store_bf16 v_store_f16	to and from unaligned memory
+ *	v_load v_load16, v_store v_store16	from and to unaligned memory
+ *	v_from_bf16 v_from_f16, v_to_bf16 v_to_f16	vh to vf, and rounded back
  *	v_set1 v_add v_sub v_mul v_div v_sqrt v_fma
- *	v_gt v_unordered v_select(mask, a, b)
+ *	v_gt v_unordered v_or(mask, mask) v_select(mask, a, b)
+ *	v_differ16(x, y)	the lanes whose bits differ
  *	v_keep(x, n)	x with all lanes from n on made +0
  *	v_any(mask)
  *	vd_zero vd_add(sum, x) vd_store
@@ -30,23 +33,45 @@ struct arrays {
 	unsigned char *m, *v, *master, *vmax;
 };
 
+ALWAYS_INLINE vf from16(vh x, uint32_t dtype)
+{
+	return dtype == MOMENT_BF16 ? v_from_bf16(x) : v_from_f16(x);
+}
+
+ALWAYS_INLINE vh to16(vf x, uint32_t dtype)
+{
+	return dtype == MOMENT_BF16 ? v_to_bf16(x) : v_to_f16(x);
+}
+
 ALWAYS_INLINE vf load_as(const unsigned char *base, size_t i, uint32_t dtype)
 {
 	if (dtype == MOMENT_F32)
 		return v_load(base + 4 * i);
-	if (dtype == MOMENT_BF16)
-		return v_load_bf16(base + 2 * i);
-	return v_load_f16(base + 2 * i);
+	return from16(v_load16(base + 2 * i), dtype);
 }
 
 ALWAYS_INLINE void store_as(unsigned char *base, size_t i, uint32_t dtype, vf x)
 {
 	if (dtype == MOMENT_F32)
 		v_store(base + 4 * i, x);
-	else if (dtype == MOMENT_BF16)
-		v_store_bf16(base + 2 * i, x);
 	else
-		v_store_f16(base + 2 * i, x);
+		v_store16(base + 2 * i, to16(x, dtype));
+}
+
+/*
+ * MOMENT_TAKE_P: the master, but where it does not round to the weight, the weight. + 0 so that a
+ * subnormal is rounded as the zero that it counts as; and a NaN in the master counts as another,
+ * whatever its payload would round to.
+ */
+ALWAYS_INLINE vf master_or_weight(vf master, const unsigned char *p, size_t i, uint32_t dtype)
+{
+	vh weight = v_load16(p + 2 * i);
+	vf_mask other = v_differ16(to16(v_add(master, v_set1(0.0f)), dtype), weight);
+
+	other = v_or(other, v_unordered(master, master));
+	if (__builtin_expect(v_any(other), false))
+		master = v_select(other, from16(weight, dtype), master);
+	return master;
 }
 
 ALWAYS_INLINE vf one_nan(vf x)
@@ -191,6 +216,8 @@ ALWAYS_INLINE void update_block(const struct kernel_consts *c, const struct kern
 		vf v = has_v ? v_load(q->v + 4 * i) : v_set1(0.0f);
 		vf u;
 
+		if (c->flags & KERNEL_TAKE_P)
+			p = master_or_weight(p, q->p, i, a->p_dtype);
 		/* SGD may store it: then as all arithmetic leaves it, without subnormals. */
 		if (c->flags & KERNEL_SCALE || kind == MOMENT_SGD)
 			g = scaled(c, g);

@@ -29,6 +29,7 @@ enum kernel_flag {
 	KERNEL_AMSGRAD = 1 << 4,
 	KERNEL_NESTEROV = 1 << 5,
 	KERNEL_FIRST = 1 << 6, /* SGD's first step: m = g */
+	KERNEL_TAKE_P = 1 << 7, /* there is a master, and p may be newer */
 };
 
 /* Hyperparameters, made ready: everything that is the same for all elements, rounded to fp32. */

@@ -15,6 +15,7 @@
 
 typedef __m256 vf;
 typedef __m256 vf_mask;
+typedef __m128i vh;
 
 /* The sums of lanes 0-3 and 4-7. */
 struct vd {
@@ -31,33 +32,47 @@ static inline void v_store(void *to, vf x)
 	_mm256_storeu_ps(to, x);
 }
 
-static inline vf v_load_bf16(const void *from)
+static inline vh v_load16(const void *from)
 {
-	__m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128(from));
+	return _mm_loadu_si128(from);
+}
 
-	return _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
+static inline void v_store16(void *to, vh x)
+{
+	_mm_storeu_si128(to, x);
+}
+
+static inline vf v_from_bf16(vh x)
+{
+	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
 
 /* As in the scalar kernels. */
-static inline void v_store_bf16(void *to, vf x)
+static inline vh v_to_bf16(vf x)
 {
 	__m256i u = _mm256_castps_si256(x);
 	__m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
 
 	u = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
 	u = _mm256_srli_epi32(u, 16);
-	_mm_storeu_si128(
-		to, _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1)));
+	return _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
 }
 
-static inline vf v_load_f16(const void *from)
+static inline vf v_from_f16(vh x)
 {
-	return _mm256_cvtph_ps(_mm_loadu_si128(from));
+	return _mm256_cvtph_ps(x);
 }
 
-static inline void v_store_f16(void *to, vf x)
+static inline vh v_to_f16(vf x)
 {
-	_mm_storeu_si128(to, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+	return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+static inline vf_mask v_differ16(vh x, vh y)
+{
+	__m256i same = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(x, y));
+
+	return _mm256_castsi256_ps(_mm256_xor_si256(same, _mm256_set1_epi32(-1)));
 }
 
 static inline vf v_set1(float x)
@@ -103,6 +118,11 @@ static inline vf_mask v_gt(vf x, vf y)
 static inline vf_mask v_unordered(vf x, vf y)
 {
 	return _mm256_cmp_ps(x, y, _CMP_UNORD_Q);
+}
+
+static inline vf_mask v_or(vf_mask x, vf_mask y)
+{
+	return _mm256_or_ps(x, y);
 }
 
 static inline vf v_select(vf_mask mask, vf yes, vf no)

@@ -3,13 +3,13 @@
 #include "adam/vec_avx512.h"
 
 /* As in the scalar kernels. */
-static inline void v_store_bf16(void *to, vf x)
+static inline vh v_to_bf16(vf x)
 {
 	__m512i u = _mm512_castps_si512(x);
 	__m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
 
 	u = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-	_mm256_storeu_si256(to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16)));
+	return _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16));
 }
 
 #include "adam/body.h"

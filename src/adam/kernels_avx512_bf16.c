@@ -11,9 +11,9 @@
  * never one. A NaN keeps its upper bits, which for the one that is stored gives 0x7fc0, as at the
  * other levels.
  */
-static inline void v_store_bf16(void *to, vf x)
+static inline vh v_to_bf16(vf x)
 {
-	_mm256_storeu_si256(to, (__m256i)_mm512_cvtneps_pbh(x));
+	return (vh)_mm512_cvtneps_pbh(x);
 }
 
 #include "adam/body.h"

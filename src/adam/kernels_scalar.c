@@ -18,6 +18,7 @@
 
 typedef float vf;
 typedef bool vf_mask;
+typedef uint16_t vh;
 
 struct vd {
 	double sum;
@@ -39,12 +40,17 @@ static inline float of_bits(uint32_t u)
 	return x;
 }
 
-static inline uint16_t load16(const void *from)
+static inline vh v_load16(const void *from)
 {
-	uint16_t h;
+	vh h;
 
 	memcpy(&h, from, 2);
 	return h;
+}
+
+static inline void v_store16(void *to, vh x)
+{
+	memcpy(to, &x, 2);
 }
 
 static inline vf v_load(const void *from)
@@ -60,24 +66,23 @@ static inline void v_store(void *to, vf x)
 	memcpy(to, &x, 4);
 }
 
-static inline vf v_load_bf16(const void *from)
+static inline vf v_from_bf16(vh x)
 {
-	return of_bits((uint32_t)load16(from) << 16);
+	return of_bits((uint32_t)x << 16);
 }
 
 /* Adds just under half of the last place that stays, and the half itself where that place is odd.
  */
-static inline void v_store_bf16(void *to, vf x)
+static inline vh v_to_bf16(vf x)
 {
 	uint32_t u = bits_of(x);
-	uint16_t h = (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 
-	memcpy(to, &h, 2);
+	return (vh)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-static inline vf v_load_f16(const void *from)
+static inline vf v_from_f16(vh x)
 {
-	uint32_t h = load16(from), sign = (h & 0x8000) << 16, magnitude = h & 0x7fff;
+	uint32_t h = x, sign = (h & 0x8000) << 16, magnitude = h & 0x7fff;
 	int shift;
 
 	if (magnitude >= 0x7c00) /* infinity, NaN */
@@ -91,10 +96,9 @@ static inline vf v_load_f16(const void *from)
 		       (magnitude << shift & 0x3ff) << 13);
 }
 
-static inline void v_store_f16(void *to, vf x)
+static inline vh v_to_f16(vf x)
 {
 	uint32_t u = bits_of(x), magnitude = u & 0x7fffffff, h, rest, half;
-	uint16_t out;
 
 	if (magnitude > 0x7f800000) {
 		h = 0x7e00;
@@ -114,8 +118,12 @@ static inline void v_store_f16(void *to, vf x)
 	} else {
 		h = 0;
 	}
-	out = (uint16_t)(h | (u >> 16 & 0x8000));
-	memcpy(to, &out, 2);
+	return (vh)(h | (u >> 16 & 0x8000));
+}
+
+static inline vf_mask v_differ16(vh x, vh y)
+{
+	return x != y;
 }
 
 static inline vf v_set1(float x)
@@ -161,6 +169,11 @@ static inline vf_mask v_gt(vf x, vf y)
 static inline vf_mask v_unordered(vf x, vf y)
 {
 	return x != x || y != y;
+}
+
+static inline vf_mask v_or(vf_mask x, vf_mask y)
+{
+	return x || y;
 }
 
 static inline vf v_select(vf_mask mask, vf yes, vf no)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The vector operations for AVX-512 F, BW, DQ and VL, without the bf16 store, which the two levels
+ * The vector operations for AVX-512 F, BW, DQ and VL, without rounding to bf16, which the two levels
  * that include this do differently.
  */
 #include <immintrin.h>
@@ -16,6 +16,7 @@
 
 typedef __m512 vf;
 typedef __mmask16 vf_mask;
+typedef __m256i vh;
 
 /* The sums of lanes 0-7 and 8-15. */
 struct vd {
@@ -32,21 +33,34 @@ static inline void v_store(void *to, vf x)
 	_mm512_storeu_ps(to, x);
 }
 
-static inline vf v_load_bf16(const void *from)
+static inline vh v_load16(const void *from)
 {
-	__m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from));
-
-	return _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
+	return _mm256_loadu_si256(from);
 }
 
-static inline vf v_load_f16(const void *from)
+static inline void v_store16(void *to, vh x)
 {
-	return _mm512_cvtph_ps(_mm256_loadu_si256(from));
+	_mm256_storeu_si256(to, x);
 }
 
-static inline void v_store_f16(void *to, vf x)
+static inline vf v_from_bf16(vh x)
 {
-	_mm256_storeu_si256(to, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+
+static inline vf v_from_f16(vh x)
+{
+	return _mm512_cvtph_ps(x);
+}
+
+static inline vh v_to_f16(vf x)
+{
+	return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+static inline vf_mask v_differ16(vh x, vh y)
+{
+	return _mm256_cmpneq_epi16_mask(x, y);
 }
 
 static inline vf v_set1(float x)
@@ -92,6 +106,11 @@ static inline vf_mask v_gt(vf x, vf y)
 static inline vf_mask v_unordered(vf x, vf y)
 {
 	return _mm512_cmp_ps_mask(x, y, _CMP_UNORD_Q);
+}
+
+static inline vf_mask v_or(vf_mask x, vf_mask y)
+{
+	return (vf_mask)(x | y);
 }
 
 static inline vf v_select(vf_mask mask, vf yes, vf no)

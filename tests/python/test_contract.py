@@ -397,6 +397,32 @@ class Editing(Case):
         f.seek(0)
         self.assertIs(type(torch.load(f)), torch.Tensor)
 
+    def test_any_16_bit_weight_that_is_written_is_the_new_truth(self):
+        for dtype in (torch.bfloat16, torch.float16):
+            p = torch.nn.Parameter(torch.ones(100, 97, dtype=dtype).t())  # not contiguous either
+            opt = self.keep(AdamW([("w", p)], lr=0.0, **SMALL))
+            master = lambda: opt.state[p]["master"]
+            p.grad = torch.ones_like(p)
+            opt.step()
+            self.assertBits(master().clone(), torch.ones(97, 100), "filled by the first step")
+            opt.state[p]["master"] = master() + 2**-14  # still 1 in 16 bits
+            opt.step()
+            for at, value in (((3, 5), 0.5), ((96, 99), -2.0), ((50, 0), 0.0)):
+                p.data[at] = value  # torch's version counter does not see it
+                want = master().clone()
+                want[at] = value
+                opt.step()
+                self.assertBits(master().clone(), want, f"{at}: that one and no other")
+                self.assertEqual(p[at].item(), value)
+            p.data.copy_(p.data.float().clamp(-1, 0.25))
+            opt.step()
+            self.assertEqual((p.max().item(), master().max().item(), master().min().item()), (0.25, 0.25, -1.0))
+            opt.state[p]["master"] = master() * 2
+            self.assertEqual((p.max().item(), p.min().item()), (0.5, -2.0), "a master that is set sets the weights")
+            opt.step()
+            self.assertEqual(master().max().item(), 0.5)
+            opt.close()
+
     def test_loading_what_is_there_keeps_the_step(self):
         named = weights(SHAPES)
         opt = self.keep(AdamW(named, backing=self.backing(), **SMALL))

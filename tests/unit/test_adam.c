@@ -590,6 +590,60 @@ static void test_fork(void)
 }
 #endif
 
+static uint16_t weight_of(const struct param *p, size_t i)
+{
+	uint16_t h;
+
+	memcpy(&h, p->at[ARRAY_P] + 2 * i, 2);
+	return h;
+}
+
+/*
+ * With MOMENT_TAKE_P a 16-bit weight that was written since the last step becomes its master's truth,
+ * whichever element it is, and all others keep every bit of theirs.
+ */
+static void test_weights_that_were_written_become_their_masters(void)
+{
+	static const uint16_t halves[] = {0x3f80, 0x3c00}; /* 1.0 */
+	static const uint32_t dtypes[] = {MOMENT_BF16, MOMENT_F16};
+	struct moment_optim o = adamw;
+	uint64_t seed = 7, step = 0;
+	struct param p;
+
+	o.lr = 0;
+	o.flags |= MOMENT_TAKE_P;
+	for (const struct kernel_level *l = kernel_levels; l->name; l++)
+		for (size_t t = 0; l->usable() && t < 2; t++)
+			for (size_t numel = 1; numel < 70; numel++) {
+				size_t at = random64(&seed) % numel;
+				struct moment_slice s;
+
+				param_init(&p, numel, dtypes[t], MOMENT_F32, true, &seed);
+				param_fill(&p, FRIENDLY, true, &seed);
+				memset(p.at[ARRAY_MASTER], 0, p.size[ARRAY_MASTER]); /* never filled */
+				for (size_t i = 0; i < numel; i++)
+					memcpy(p.at[ARRAY_P] + 2 * i, &halves[t], 2);
+				s = param_slice(&p, 0, numel);
+				CHECK(kernel_update(l, &o, ++step, &s, 1, NULL) == 0, "%s", l->name);
+				for (size_t i = 0; i < numel; i++) {
+					float exact = 1.0f + 0x1p-14f; /* rounds to 1.0 */
+
+					CHECK(get_float(&p, ARRAY_MASTER, i) == 1.0f, "%s, %zu of %zu",
+					      l->name, i, numel);
+					memcpy(p.at[ARRAY_MASTER] + 4 * i, &exact, 4);
+				}
+				memset(p.at[ARRAY_P] + 2 * at, 0, 2);
+				CHECK(kernel_update(l, &o, ++step, &s, 1, NULL) == 0, "%s", l->name);
+				for (size_t i = 0; i < numel; i++)
+					CHECK(get_float(&p, ARRAY_MASTER, i) ==
+							      (i == at ? 0 : 1.0f + 0x1p-14f) &&
+						      weight_of(&p, i) == (i == at ? 0 : halves[t]),
+					      "%s, %zu of %zu, written: %zu", l->name, i, numel, at);
+				param_check_guards(&p, l->name);
+				param_fini(&p);
+			}
+}
+
 static void test_levels(void)
 {
 	const struct kernel_level *best = kernel_level_choose(NULL), *l;
@@ -615,6 +669,7 @@ int main(int argc, char **argv)
 	test_decayed_moments_become_zero();
 	test_callers_mode();
 	test_found();
+	test_weights_that_were_written_become_their_masters();
 	test_what_is_written();
 	test_extras_of_the_gradient_alone();
 	test_sums_of_large_values();

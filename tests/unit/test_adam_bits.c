@@ -31,12 +31,12 @@ static const struct types all_types[] = {
 
 static const uint32_t kind_flags[KERNEL_KINDS] = {
 	[MOMENT_ADAM] =
-		MOMENT_DECOUPLED | MOMENT_BIAS_CORRECTION | MOMENT_MAXIMIZE | MOMENT_AMSGRAD,
-	[MOMENT_LION] = MOMENT_DECOUPLED | MOMENT_MAXIMIZE,
-	[MOMENT_ADAGRAD] = MOMENT_DECOUPLED | MOMENT_MAXIMIZE,
-	[MOMENT_SGD] = MOMENT_DECOUPLED | MOMENT_MAXIMIZE | MOMENT_NESTEROV,
+		MOMENT_DECOUPLED | MOMENT_BIAS_CORRECTION | MOMENT_MAXIMIZE | MOMENT_AMSGRAD | MOMENT_TAKE_P,
+	[MOMENT_LION] = MOMENT_DECOUPLED | MOMENT_MAXIMIZE | MOMENT_TAKE_P,
+	[MOMENT_ADAGRAD] = MOMENT_DECOUPLED | MOMENT_MAXIMIZE | MOMENT_TAKE_P,
+	[MOMENT_SGD] = MOMENT_DECOUPLED | MOMENT_MAXIMIZE | MOMENT_NESTEROV | MOMENT_TAKE_P,
 };
-#define ALL_FLAGS 32u
+#define ALL_FLAGS 64u
 
 static const double scales[] = {0, 1, 1024, 3, 0x1p-126, 0x1p127};
 #define SCALES (sizeof(scales) / sizeof(scales[0]))
@@ -255,7 +255,7 @@ static uint64_t digest(const struct kernel_level *level)
 
 	for (uint32_t kind = 0; kind < KERNEL_KINDS; kind++)
 		for (size_t t = 0; t < TYPES; t++) {
-			struct moment_optim o = optim_of(kind, kind_flags[kind], 1 + t);
+			struct moment_optim o = optim_of(kind, kind_flags[kind] & ~MOMENT_TAKE_P, 1 + t);
 			struct param p;
 
 			o.lr = 0.01;

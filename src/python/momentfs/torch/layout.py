@@ -66,7 +66,10 @@ class State(MutableMapping):
         if tuple(value.shape) != tuple(self._p.shape):
             raise ValueError(f"{slot.name}: {key} has shape {tuple(value.shape)}, not {tuple(self._p.shape)}")
         with self._opt._writing():
-            self._opt._write_flat(slot.handle, slot.roles[key], exact_float32(value, slot.name, key))
+            value = exact_float32(value, slot.name, key)
+            self._opt._write_flat(slot.handle, slot.roles[key], value)
+            if key == "master":  # the weights are their masters, rounded, or they would be taken for newer
+                self._p.detach().copy_(value)
 
     def __delitem__(self, key):
         raise TypeError("state on the drive cannot be deleted key by key")
@@ -149,7 +152,6 @@ def reset(opt, params):
                 if key != "master":
                     opt._write_flat(slot.handle, role, zero)
             opt._session.set_param_step(slot.handle, 0)
-            slot.stale = slot.master
 
 
 @whole()
@@ -295,13 +297,11 @@ def load(opt, state_dict):
                     if key != "master":
                         opt._write_flat(slot.handle, role, zero)
                 opt._session.set_param_step(slot.handle, 0)
-                slot.stale = slot.master
                 continue
             for key, role in slot.roles.items():
                 if key in entry:
                     opt._write_flat(slot.handle, role, exact_float32(entry[key], slot.name, key))
             opt._session.set_param_step(slot.handle, count_of(entry["step"], slot.name))
-            slot.stale = slot.master
     opt._label = label
     if hasattr(opt, "_load_foreign"):
         opt._load_foreign({p: e for p, e in saved.items() if p not in ours})

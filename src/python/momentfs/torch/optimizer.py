@@ -23,19 +23,16 @@ DTYPES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _li
 # the stack would keep our optimizer until the collector runs.
 TORCHS_DEFAULTS = {kind: kind([torch.zeros(1)]).defaults for kind in (torch.optim.Adam, torch.optim.AdamW)}
 SMALLEST = torch.finfo(torch.float32).tiny
-SAMPLE = 64  # elements looked at to notice weights that were changed behind our back
 
 
 class Slot:
     """What is known of one registered parameter besides its tensor."""
 
-    __slots__ = ("handle", "name", "master", "amsgrad", "seen", "stale", "shape", "dtype")
+    __slots__ = ("handle", "name", "master", "amsgrad", "shape", "dtype")
 
     def __init__(self, handle, p, name, master, amsgrad):
         self.handle, self.name, self.master, self.amsgrad = handle, name, master, amsgrad
         self.shape, self.dtype = tuple(p.shape), p.dtype
-        self.seen = None  # of the 16-bit weights after the last step, see _look()
-        self.stale = False  # the master may be older than the weights
 
     @property
     def roles(self):
@@ -68,19 +65,6 @@ def _written(params):
     for p in params:
         d = p.detach()  # shares the counter; an operation on none of its elements counts
         (d if d.dim() else d.unsqueeze(0)).narrow(0, 0, 0).zero_()
-
-
-def _look(p):
-    """Cheap to take, and different when somebody has written other weights: version, address, a few elements."""
-    step = max(1, p.numel() // SAMPLE)
-    few = p.detach().reshape(-1)[::step].clone() if p.is_contiguous() else None
-    return (p._version, p.data_ptr(), few)
-
-
-def _same_look(a, b):
-    if a is None or a[:2] != b[:2] or (a[2] is None) != (b[2] is None):
-        return False
-    return a[2] is None or torch.equal(a[2].view(torch.int16), b[2].view(torch.int16))
 
 
 def _check_hyper(lr, betas, eps, weight_decay):
@@ -255,7 +239,7 @@ class FileOptimizer(torch.optim.Optimizer):
         return max((pinned + 8 * block) * 8 // 7, pinned + (32 << 20)) + (64 << 20)
 
     def _register(self, params):
-        """Registers those that are not; fills in the masters of new ones."""
+        """Registers those that are not."""
         params = [p for p in params if p not in self._slots and self._is_ours(p)]
         if not params:
             return
@@ -267,20 +251,10 @@ class FileOptimizer(torch.optim.Optimizer):
                 {"name": name, "shape": tuple(p.shape), "arrays": arrays, "tier": self._tiers.get(name, "auto")}
             )
             slots.append(Slot(None, p, name, MASTER in arrays, MAX_EXP_AVG_SQ in arrays))
-        made = []
         answer = self._samples.register(entries, params) if self._samples else self._session.register(entries)
-        for p, slot, (handle, found, _step) in zip(params, slots, answer):
+        for p, slot, (handle, _found, _step) in zip(params, slots, answer):
             slot.handle = handle
             self._slots[p] = slot
-            if slot.master and found:
-                slot.stale = True  # the model's weights may be of another step than the state's
-            elif slot.master:
-                made.append(p)
-        if made:
-            with self._writing():
-                for p in made:
-                    self._write_flat(self._slots[p].handle, MASTER, p.detach())
-                    self._slots[p].seen = _look(p)
 
     # ---- reading and writing state ----
 
@@ -300,35 +274,6 @@ class FileOptimizer(torch.optim.Optimizer):
             self._session.read(self._slots[p].handle, role, 0, out.numel(), out.data_ptr())
         return out
 
-    def _renew_master(self, p, chunk=1 << 24):
-        """Elements of the master that do not round to the weight become the weight. Returns how many."""
-        handle, changed = self._slots[p].handle, 0
-        flat = p.detach().reshape(-1)
-        for at in range(0, flat.numel(), chunk):
-            weight = flat[at : at + chunk].contiguous()
-            master = torch.empty(weight.numel(), dtype=torch.float32)
-            self._session.read(handle, MASTER, at, master.numel(), master.data_ptr())
-            differs = master.to(p.dtype).view(torch.int16) != weight.view(torch.int16)
-            differs &= ~(torch.isnan(master) & torch.isnan(weight))
-            n = int(differs.sum())
-            if n:
-                master[differs] = weight[differs].to(torch.float32)
-                self._session.write(handle, MASTER, at, master.numel(), master.data_ptr())
-                changed += n
-        return changed
-
-    def _renew_masters(self, params):
-        stale = []
-        for p in params:
-            slot = self._slots[p]
-            if slot.master and (slot.stale or not _same_look(slot.seen, _look(p))):
-                stale.append(p)
-        if stale:
-            with self._writing():
-                for p in stale:
-                    self._renew_master(p)
-                    self._slots[p].stale = False
-
     @torch.no_grad()
     @whole()
     def restore_weights(self):
@@ -337,10 +282,9 @@ class FileOptimizer(torch.optim.Optimizer):
             if not slot.master:
                 continue
             master = self._read_flat(p, MASTER)
-            if slot.stale and self._session.param_step(slot.handle) == 0 and not master.any():
-                continue  # registered by a run that ended before it had filled it
+            if self._session.param_step(slot.handle) == 0 and not master.any():
+                continue  # its first step will fill it
             p.copy_(master)
-            slot.seen, slot.stale = _look(p), False
 
     # ---- the step ----
 
@@ -351,6 +295,7 @@ class FileOptimizer(torch.optim.Optimizer):
             | (_lib.BIAS_CORRECTION if group.get("bias_correction", self._bias_correction) else 0)
             | (_lib.MAXIMIZE if group.get("maximize") else 0)
             | (_lib.AMSGRAD if group.get("amsgrad") else 0)
+            | (_lib.TAKE_P if self._use_master else 0)  # weights that somebody has written become their masters
         )
         return _lib.Optim(
             kind=_lib.ADAM,
@@ -414,8 +359,6 @@ class FileOptimizer(torch.optim.Optimizer):
         gradients = [self._gradient(p) for p in params]
         if self._samples:
             self._samples.check(last=True)
-        if self._use_master:
-            self._renew_masters(params)
         optims = {id(g): self._optim(g) for g in self.param_groups}
         items = [_lib.Item() for _ in todo]
         keep, copies = [], []
@@ -440,10 +383,6 @@ class FileOptimizer(torch.optim.Optimizer):
         for p, weight in copies:
             p.copy_(weight)
         _written(params)
-        for p in params:
-            slot = self._slots[p]
-            if slot.master:
-                slot.seen = _look(p)
 
     # ---- commits ----
 
@@ -466,8 +405,6 @@ class FileOptimizer(torch.optim.Optimizer):
         """Returns the state, not the weights, to the last commit."""
         self._session.rollback()
         self._label = self._session.committed_step
-        for slot in self._slots.values():
-            slot.stale = True
 
     @whole()
     def close(self):
@@ -581,7 +518,8 @@ class AdamW(_AsTorchs):
     session: they commit together, and the last one to be closed ends it.
     shard: (rank, world size), for ranks that each keep the state of their own shards: backing has a directory a rank.
     nonfinite="raise": NonFiniteGradient before anything is written. master=False: 16-bit weights are updated in place
-    instead of through fp32 masters. nvme_offload_fraction: as ColossalAI's; the rest stays in the RAM tier.
+    instead of through fp32 masters. 16-bit weights may be written at any time (loaded, clamped, through .data): the next
+    step finds each element that its master does not round to, and the master becomes that. nvme_offload_fraction: as ColossalAI's; the rest stays in the RAM tier.
     ram, block (bytes), commit_seconds: of an engine in this process. data: "session", "mmap", "embedded".
     weight_decay: torch's own default if it is not given, 1e-2.
     """
