@@ -304,10 +304,8 @@ void slot_written(struct cache *c, struct file *f, struct slot *s, uint32_t n,
 void slot_drop_live(struct cache *c, struct file *f, struct slot *s, uint32_t n);
 void freed_push(struct freed_list *l, struct freed f);
 void freed_move(struct freed_list *to, struct freed_list *from);
-/* They are the committed state again: not freed, but for what no commit knows of them. */
-void freed_forget(struct cache *c, struct freed_list *l);
-/* The live extent is no longer, and stays taken, as a commit knows it; but for its tail. */
-void slot_forget_live(struct cache *c, struct slot *s);
+/* A live extent that a map has just brought back has its tail again, if the slot keeps places. */
+void slot_take_tail(struct cache *c, struct slot *s, uint32_t tail);
 /* An extent's freeing is durable: back to its kept slot or to the pool. */
 void freed_release(struct cache *c, const struct freed *fr);
 
@@ -326,7 +324,12 @@ int space_check(struct cache *c, struct waiter *w, uint64_t need, unsigned int *
 /* Gives the free tail of the pool back to the host, down to a size of `floor`. True: under way,
  * c->space is woken; false: there is none, or not now. */
 bool space_trim(struct cache *c, uint64_t floor);
-/* The same at the end, at once: nothing is asked for any more, so no place is kept for a next
+/*
+ * Gives every block of the registered files two places, by dealing out anew those that nothing is
+ * written to yet. -ENOSPC: the pool as it is has no room for them; -ENOMEM. All is as before then.
+ */
+int space_repack(struct cache *c);
+/* Gives the free tail back at the end, at once: nothing is asked for any more, so no place is kept for a next
  * write. Returns the bytes. */
 uint64_t space_trim_all(struct cache *c);
 

@@ -652,6 +652,11 @@ static int settle(struct catalog *c)
 	return res;
 }
 
+int cat_make_certain(struct catalog *c)
+{
+	return catalog_uncertain(c) ? settle(c) : 0;
+}
+
 int catalog_commit(struct catalog *c, struct catalog_txn *t)
 {
 	bool tried = false;

@@ -193,6 +193,8 @@ int cat_install(struct catalog *c, struct cat_image *img, uint64_t **gone, size_
 /* --- catalog_commit.c ------------------------------------------------------------------------ */
 
 int cat_settle(sqlite3 *db);
+/* A failed commit that might come back after a crash cannot any more. Work thread, no transaction. */
+int cat_make_certain(struct catalog *c);
 int cat_write_meta(sqlite3_stmt *st, const struct cat_meta *m); /* ST_META */
 /* One segment, n > 0 entries without holes at the end; its hash is added to *sum. ST_MAP_PUT. */
 int cat_write_segment(sqlite3_stmt *st, uint64_t ino, uint32_t seg, const struct extent *e,

@@ -4,7 +4,10 @@
  *
  * What the database says is checked again, also against what is known of the rows in RAM. All of it is
  * read, and its maps handed over, before the first inode is changed: a catalog that cannot be read
- * leaves names and attributes as they belong to the data. Work thread, with no transaction open.
+ * leaves names and attributes as they belong to the data. A commit that failed, but might be found
+ * after a crash all the same, is made impossible first: else a trainer that went back to step 10, and
+ * on from there, could be shown step 12 of the history that it left. Work thread, with no transaction
+ * open.
  */
 #include "engine/catalog_impl.h"
 
@@ -141,9 +144,15 @@ static int revert_all(struct catalog *c, map_fn *on_map, void *arg)
 int catalog_revert(struct catalog *c, const uint64_t *inos, size_t n,
 		   int (*on_map)(void *arg, struct map_copy *map), void *arg)
 {
+	int res;
+
 	if (c->readonly)
 		return -EROFS;
 	if (c->in_txn)
 		return -EBUSY;
+	/* Who is told that this is the state must not find a later one after a crash. */
+	res = cat_make_certain(c);
+	if (res < 0)
+		return res;
 	return inos ? revert_some(c, inos, n, on_map, arg) : revert_all(c, on_map, arg);
 }

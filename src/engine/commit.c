@@ -32,6 +32,7 @@ struct commit {
 	bool full; /* no file was held back */
 	bool step_names; /* it has names that a plain step changed */
 	bool lost; /* its sync failed */
+	bool owing; /* commit_owes() */
 	struct freed_list frees;
 	struct unsure_run again; /* what a failed sync made unsure, written again */
 	uint64_t *inos;
@@ -184,6 +185,7 @@ static void undo(struct commit *m)
 		f->stepped = true; /* maybe; the step's files stay together */
 		file_changed(c, f);
 	}
+	m->owing = m->owing || uncertain;
 	for (size_t i = 0; i < m->frees.n; i++) {
 		struct file *f = file_find(c, m->frees.v[i].ino);
 
@@ -229,6 +231,7 @@ static void finish(struct commit *m)
 		for (size_t i = 0; i < m->frees.n; i++)
 			freed_release(c, &m->frees.v[i]);
 		m->frees.n = 0;
+		m->owing = m->owing && !m->full;
 	}
 	m->info.full = m->full;
 	catalog_txn_end(c->cat, m->txn, res);
@@ -527,7 +530,7 @@ void commit_start(struct cache *c)
 		fails(m, r, f->ino, "its block map could not be taken");
 		changed = true;
 	}
-	if (!changed && m->committed == m->step) {
+	if (!changed && m->committed == m->step && !m->owing) {
 		/* Nothing to record; what was freed needs no commit to be free. */
 		for (size_t i = 0; i < m->frees.n; i++)
 			freed_release(c, &m->frees.v[i]);
@@ -614,6 +617,16 @@ void commit_maybe(struct cache *c)
 bool commit_stalled(const struct cache *c)
 {
 	return commit_info_stalled(&c->commit->info, c->commit->seconds);
+}
+
+void commit_owes(struct cache *c)
+{
+	c->commit->owing = true;
+}
+
+bool commit_owing(const struct cache *c)
+{
+	return c->commit->owing;
 }
 
 void commit_set_boundary(struct cache *c, uint64_t step)

@@ -83,6 +83,12 @@ void commit_refuse(struct cache *c, int res, const char *what);
  */
 #define COMMIT_PATIENCE 3u
 bool commit_stalled(const struct cache *c);
+/*
+ * Places are kept beside the two of a block, because a commit failed in such a way that a crash may
+ * yet bring it back: until a commit succeeds a block may need a third. commit_owes() says so.
+ */
+void commit_owes(struct cache *c);
+bool commit_owing(const struct cache *c);
 /* For people: what fails, since when, what is stored, what to do. */
 void commit_explain(const struct cache *c, char *buf, size_t len);
 /* commit_fails.c, for commit.c. `lost`: bytes that it would have to store are nowhere any more. */

@@ -87,6 +87,7 @@ struct engine {
 	atomic_bool names_in_step;  /* it has changed names; set by any thread */
 	struct list bracket_waits;  /* waiters for its end */
 	struct loop_timer torn_timer; /* bracket.c */
+	unsigned int telling; /* ways back that are done, while the kernel may show what was before: torn */
 	bool reverting;
 	struct session *writer; /* the one writing session */
 	struct list sessions;

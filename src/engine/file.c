@@ -232,17 +232,6 @@ void freed_move(struct freed_list *to, struct freed_list *from)
 	*from = (struct freed_list){0};
 }
 
-void freed_forget(struct cache *c, struct freed_list *l)
-{
-	for (size_t i = 0; i < l->n; i++) {
-		const struct freed *fr = &l->v[i];
-
-		if (fr->tail)
-			pool_free(c->pool, (struct poff){fr->off.o + fr->len - fr->tail}, fr->tail);
-	}
-	l->n = 0;
-}
-
 /* A place nobody refers to: to the kept slot that wants a second one, else to the pool. */
 static void place_release(struct cache *c, struct slot *s, struct poff off, uint32_t len)
 {
@@ -299,12 +288,11 @@ static void slot_free_tail(struct cache *c, struct slot *s)
 	s->tail = 0;
 }
 
-void slot_forget_live(struct cache *c, struct slot *s)
+void slot_take_tail(struct cache *c, struct slot *s, uint32_t tail)
 {
-	slot_free_tail(c, s);
-	memset(&s->live, 0, sizeof(s->live));
-	s->seq = 0;
-	s->unsure = false;
+	s->tail = tail;
+	if (!s->keep)
+		slot_free_tail(c, s);
 }
 
 int slot_reserve(struct cache *c, struct file *f, struct slot *s, uint32_t len)

@@ -373,6 +373,17 @@ void pool_free(struct pool *p, struct poff off, uint32_t len)
 	pool_map_give(&p->map, off.o / MOMENT_UNIT, len / MOMENT_UNIT);
 }
 
+bool pool_next_free(const struct pool *p, uint64_t *off, uint64_t *len)
+{
+	uint64_t at, n;
+
+	if (!pool_map_run(&p->map, *off / MOMENT_UNIT, &at, &n))
+		return false;
+	*off = at * MOMENT_UNIT;
+	*len = n * MOMENT_UNIT;
+	return true;
+}
+
 /* --- growth ------------------------------------------------------------------------------- */
 
 /* The most bytes that the limit lets the file grow by. */

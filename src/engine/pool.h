@@ -80,6 +80,19 @@ int pool_alloc(struct pool *p, uint32_t len, struct poff *out);
 
 /* The run becomes reusable now. */
 void pool_free(struct pool *p, struct poff off, uint32_t len);
+/* The first free run at *off or behind it; true: *off and *len are set to it, in bytes. */
+bool pool_next_free(const struct pool *p, uint64_t *off, uint64_t *len);
+/*
+ * pool_pack.c: a place for each of v[0..n), whose lengths are given (bytes, multiples of
+ * MOMENT_UNIT); the order of v changes, `tag` is the caller's. All or none: -ENOSPC when no way was
+ * found in the free runs that there are, -ENOMEM.
+ */
+struct pool_place {
+	struct poff off;
+	uint32_t len;
+	uint64_t tag;
+};
+int pool_pack(struct pool *p, struct pool_place *v, size_t n);
 
 /* True if all of the range is in extents: allocated or marked. For fsck and tests. */
 bool pool_is_allocated(const struct pool *p, struct poff off, uint64_t len);

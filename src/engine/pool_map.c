@@ -194,6 +194,13 @@ static const struct pool_group *summary(struct pool_map *m, uint64_t group)
 	return g;
 }
 
+bool pool_map_run(const struct pool_map *m, uint64_t from, uint64_t *at, uint64_t *n)
+{
+	*at = next_bit(m, from, m->units, BITS_FREE);
+	*n = *at < m->units ? next_bit(m, *at, m->units, BITS_USED) - *at : 0;
+	return *n > 0;
+}
+
 /*
  * The first run of n within [from, end). If there is none, *open becomes the start of the free run
  * that reaches `end` (or `end`): it may go on behind.

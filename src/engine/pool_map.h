@@ -45,4 +45,7 @@ void pool_map_give(struct pool_map *m, uint64_t at, uint64_t n);
 /* The first run of n free units that begins at `from` or later. */
 bool pool_map_find(struct pool_map *m, uint64_t from, uint64_t n, uint64_t *at);
 
+/* The first run of free units that begins at `from` or later, all of it. */
+bool pool_map_run(const struct pool_map *m, uint64_t from, uint64_t *at, uint64_t *n);
+
 #endif

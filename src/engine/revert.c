@@ -5,7 +5,8 @@
  * Loop thread, except revert_run (a work thread: SQLite). Order: no commit runs, no new op starts
  * (they are parked), the committed rows and maps are read, the files' blocks become idle and are
  * dropped with everything that no commit knows, the maps take their place, readers' caches are
- * invalidated. If the catalog cannot be read nothing is dropped, a torn state stays torn, and a
+ * invalidated. Places that a commit may know, though the maps do not have them (one that failed, and
+ * of which a crash may yet bring back either side), stay taken until the next commit has succeeded. If the catalog cannot be read nothing is dropped, a torn state stays torn, and a
  * later attempt may succeed. The same if a reader keeps a lease: all else stands still meanwhile,
  * so it is not waited for long.
  */
@@ -26,6 +27,7 @@ struct revert {
 	struct loop_timer timer;
 	uint64_t patience_ns; /* until then, readers may give back what they lease */
 	struct list maps;
+	struct freed_list places; /* that a commit knows: live ones and those that were to be freed */
 	uint64_t *inos;
 	size_t n;
 	bool read; /* the maps are here */
@@ -36,6 +38,7 @@ static void revert_end(void *arg)
 {
 	struct revert *r = arg;
 
+	r->e->telling--;
 	r->done(r->arg, r->res);
 	free(r);
 }
@@ -83,6 +86,32 @@ static void revert_done(struct loop_work *w)
 		revert_try(&r->w);
 }
 
+/* What the maps have is live again. The rest is freed by a commit that succeeds. */
+static void keep_places(struct revert *r)
+{
+	struct cache *c = &r->e->c;
+	bool owed = false;
+
+	for (size_t i = 0; i < r->places.n; i++) {
+		const struct freed *fr = &r->places.v[i];
+		struct file *f = file_find(c, fr->ino);
+		struct slot *s = f ? file_slot(f, fr->n) : NULL;
+
+		if (s && s->live.off == fr->off.o) {
+			slot_take_tail(c, s, fr->tail);
+			continue;
+		}
+		owed = true;
+		freed_push(f ? &f->frees : &c->orphans, *fr);
+		if (f)
+			file_changed(c, f);
+	}
+	free(r->places.v);
+	r->places = (struct freed_list){0};
+	if (owed)
+		commit_owes(c);
+}
+
 /* The committed maps in place of what was forgotten. */
 static void revert_load(struct revert *r)
 {
@@ -110,6 +139,7 @@ static void revert_load(struct revert *r)
 		}
 		free(m);
 	}
+	keep_places(r);
 	for (size_t i = 0; i < r->n; i++) {
 		struct file *f = file_find(c, r->inos[i]);
 
@@ -145,6 +175,7 @@ static void revert_load(struct revert *r)
 	commit_unblock(c);
 	bracket_over(e);
 	ops_unpark(e);
+	e->telling++;
 	engine_invalidate(e, revert_end, r);
 }
 
@@ -162,7 +193,7 @@ static struct file *next_file(const struct revert *r, struct file *f, size_t *po
 	return l == &c->held ? NULL : list_entry(l, struct file, held_link);
 }
 
-/* Drops what no commit knows. The files' blocks are settled. */
+/* Drops what no commit knows, and notes the places of the rest. The files' blocks are settled. */
 static void forget(struct revert *r)
 {
 	struct cache *c = &r->e->c;
@@ -178,20 +209,17 @@ static void forget(struct revert *r)
 				block_drop(s->b);
 			if (!f->session)
 				s->keep = false;
-			if (s->seq == 0)
-				slot_drop_live(c, f, s, i);
-			/* A place with seq != 0 stays taken: the committed map has it. */
-			slot_forget_live(c, s);
+			slot_drop_live(c, f, s, i);
 			slot_trim(c, s);
 			slot_account(c, f, i);
 		}
-		/* So is what was to be freed: it is the committed state. */
-		freed_forget(c, &f->frees);
+		freed_move(&r->places, &f->frees);
 		list_remove(&f->changed_link);
+		slots_unmark(f, UINT32_MAX);
 		f->changed = f->touched = f->stepped = false;
 	}
 	if (r->all) {
-		freed_forget(c, &c->orphans);
+		freed_move(&r->places, &c->orphans);
 		atomic_store(&c->step_names, false);
 	}
 }

@@ -321,7 +321,14 @@ static int reserve_file(struct reg *r, struct file *f, uint64_t size)
 			if (!c->grow_error)
 				space_grow(c, need);
 			x = space_wait(c, &r->w, len, false);
-			return x ? x : 1;
+			if (x == -ENOSPC) /* there is enough: not in such runs, then */
+				x = space_repack(c);
+			else if (!x)
+				return 1;
+			if (x)
+				return x;
+			r->block--; /* once more: it has its places now */
+			continue;
 		}
 		if (x)
 			return x;

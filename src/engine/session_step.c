@@ -163,6 +163,17 @@ static void pre_step_try(struct session *s, const struct moment_pre_step *m)
 	commit_request(&s->e->c, &p->w);
 }
 
+/* A step would be torn half way by blocks that need a third place (commit_owes). */
+static bool no_third_places(const struct session *s)
+{
+	struct pool_info pi;
+
+	if (!commit_owing(&s->e->c) || !list_empty(&s->e->c.held))
+		return false;
+	pool_get_info(s->e->pool, &pi);
+	return pi.available < s->reserved / 2;
+}
+
 void session_pre_step(struct session *s, const struct moment_msg *msg)
 {
 	const struct moment_pre_step *m = (const struct moment_pre_step *)msg;
@@ -192,7 +203,7 @@ void session_pre_step(struct session *s, const struct moment_msg *msg)
 		session_error(s, msg, -EINVAL, "not a step number");
 		return;
 	}
-	if (commit_stalled(c)) {
+	if (commit_stalled(c) || no_third_places(s)) {
 		pre_step_try(s, m);
 		return;
 	}

@@ -7,12 +7,17 @@
  * - whoever wants much (an fallocate, a registration) has the total compared with all there is
  *   before the first place is taken: space_check();
  * - what a refusal had the file grow by, and at unmount the free tail, goes back to the host:
- *   space_trim(), space_trim_all(); but at unmount as much stays free as is in use, since the
- *   trainer that comes back wants two places for each block, and others may have filled the disk.
+ *   space_trim(), space_trim_all(); but at unmount what the trainer that comes back will ask for
+ *   stays free, two places for each block of its state, since others may fill the disk meanwhile.
+ *   It is found by trying: a sum of bytes would not do, since places are runs.
+ * - where a registration finds enough bytes, but not in runs that are long enough, the places of
+ *   the whole state in which nothing is written yet are dealt out anew: space_repack().
  * Free places in the middle stay: free space in the pool is reserved, that is a promise.
  */
 #include <errno.h>
+#include <stdlib.h>
 
+#include "engine/bug.h"
 #include "engine/cache.h"
 #include "engine/commit.h"
 
@@ -142,9 +147,120 @@ bool space_trim(struct cache *c, uint64_t floor)
 	return true;
 }
 
+/* ---- all places of the state, at once ---- */
+
+struct places {
+	struct pool_place *v;
+	size_t n, cap;
+};
+
+static int places_add(struct places *t, struct poff off, uint32_t len, uint64_t tag)
+{
+	if (t->n == t->cap) {
+		size_t cap = max_u64(256, 2 * t->cap);
+		struct pool_place *v = realloc(t->v, cap * sizeof(*v));
+
+		if (!v)
+			return -ENOMEM;
+		t->v = v;
+		t->cap = cap;
+	}
+	t->v[t->n++] = (struct pool_place){off, len, tag};
+	return 0;
+}
+
+static uint32_t place_len(const struct cache *c, const struct file *f, uint32_t n)
+{
+	return (uint32_t)round_up_u64(file_content(c, f, n), MOMENT_UNIT);
+}
+
+/* What the file's blocks want beside their live extents; what they have of that already goes to
+ * `old`, if that is asked for. */
+static int file_wants(struct cache *c, struct file *f, struct places *want, struct places *old)
+{
+	uint32_t blocks = file_nblocks(c, f);
+	int r = 0;
+
+	for (uint32_t n = 0; !r && n < blocks; n++) {
+		struct slot *s = old ? file_slot_make(c, f, n) : file_slot(f, n);
+		uint32_t len = place_len(c, f, n);
+		unsigned int wants = 2;
+
+		if (old && !s)
+			return -ENOMEM;
+		if (old && s->b && s->b->state == BLOCK_WRITING)
+			continue;
+		if (s && !extent_is_hole(&s->live) && slot_place_len(s) >= len)
+			wants = 1;
+		for (unsigned int k = 0; old && !r && k < s->nspare; k++)
+			r = places_add(old, s->spare[k], s->spare_len, 0);
+		for (unsigned int k = 0; !r && k < wants; k++)
+			r = places_add(want, (struct poff){0}, len, (uint64_t)(uintptr_t)s);
+	}
+	return r;
+}
+
+int space_repack(struct cache *c)
+{
+	struct places want = {0}, old = {0};
+	struct file *f;
+	size_t pos = 0;
+	int r = 0;
+
+	while (!r && (f = file_next(c, &pos)))
+		if (f->session)
+			r = file_wants(c, f, &want, &old);
+	if (r)
+		goto out;
+	for (size_t i = 0; i < old.n; i++)
+		pool_free(c->pool, old.v[i].off, old.v[i].len);
+	r = pool_pack(c->pool, want.v, want.n);
+	for (size_t i = 0; r && i < old.n; i++) {
+		int x = pool_mark(c->pool, &(struct extent){.off = old.v[i].off.o,
+							    .len = old.v[i].len});
+
+		assert(!x);
+		(void)x;
+	}
+	for (size_t i = 0; !r && i < want.n; i++)
+		((struct slot *)(uintptr_t)want.v[i].tag)->nspare = 0;
+	for (size_t i = 0; !r && i < want.n; i++) {
+		struct slot *s = (struct slot *)(uintptr_t)want.v[i].tag;
+
+		s->spare[s->nspare++] = want.v[i].off;
+		s->spare_len = want.v[i].len;
+		s->keep = true;
+	}
+out:
+	free(want.v);
+	free(old.v);
+	return r;
+}
+
+/* The size of the file in which all state finds its places again; UINT64_MAX: none was found. */
+static uint64_t size_for_state(struct cache *c)
+{
+	uint64_t end = POOL_SUPER_SIZE;
+	struct places want = {0};
+	struct file *f;
+	size_t pos = 0;
+	int r = 0;
+
+	while (!r && (f = file_next(c, &pos)))
+		if (ns_getxattr(c->ns, f->ino, "user.moment.dtype", NULL, 0) > 0)
+			r = file_wants(c, f, &want, NULL);
+	if (!r)
+		r = pool_pack(c->pool, want.v, want.n);
+	for (size_t i = 0; !r && i < want.n; i++) {
+		end = max_u64(end, want.v[i].off.o + want.v[i].len);
+		pool_free(c->pool, want.v[i].off, want.v[i].len);
+	}
+	free(want.v);
+	return r ? UINT64_MAX : end;
+}
+
 uint64_t space_trim_all(struct cache *c)
 {
-	struct pool_info pi;
 	struct pool_grow g;
 	size_t pos = 0;
 	struct file *f;
@@ -157,8 +273,7 @@ uint64_t space_trim_all(struct cache *c)
 		for (uint32_t n = 0; (s = file_slot_next(f, &n)); n++)
 			slot_give_up(c, s);
 	}
-	pool_get_info(c->pool, &pi);
-	if (pool_trim_begin(c->pool, POOL_SUPER_SIZE + 2 * pi.used, &g))
+	if (pool_trim_begin(c->pool, size_for_state(c), &g))
 		return 0;
 	pool_grow_run(c->pool, &g);
 	pool_grow_end(c->pool, &g);

@@ -176,7 +176,7 @@ static void collect(void *arg)
 	put_step(f, "boundary", commit_boundary(c));
 	fputc(',', f);
 	put_step(f, "open", e->open_step);
-	fprintf(f, ",\"torn\":%s,\"bracket\":%s}", e->torn ? "true" : "false",
+	fprintf(f, ",\"torn\":%s,\"bracket\":%s}", e->torn || e->telling ? "true" : "false",
 		e->plain ? "true" : "false");
 	fputs(",\"sessions\":", f);
 	session_status(e, f);
@@ -270,7 +270,7 @@ static void collect_stats(void *arg)
 	if (g.ci.step != STEP_NONE)
 		metric(f, "committed_step", "gauge", "Step of the last commit.", (double)g.ci.step);
 	metric(f, "step_torn", "gauge", "1 if a step was begun and its process died.",
-	       e->torn ? 1 : 0);
+	       e->torn || e->telling ? 1 : 0);
 }
 
 char *engine_stats_text(struct engine *e)
@@ -338,7 +338,7 @@ static void query_step(void *arg)
 	s->committed = ci.step;
 	s->open = e->open_step;
 	s->boundary = commit_boundary(&e->c);
-	s->torn = e->torn;
+	s->torn = e->torn || e->telling;
 	s->error = ci.error ? ci.error : e->c.error_blocks ? -EIO : 0;
 }
 

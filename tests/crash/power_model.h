@@ -66,7 +66,7 @@ static bool stepping, with_faults = true, faulty;
 static bool want_faults; /* errors may come from the drive now */
 static bool dropped;	 /* and it may have dropped writes */
 static uint64_t stats_cuts, stats_under_way, stats_commits, stats_rollbacks, stats_torn,
-	stats_faults, stats_dropped, stats_full, stats_died, stats_no_place;
+	stats_faults, stats_dropped, stats_full, stats_died;
 
 static uint64_t bytes_of(const struct param_model *p)
 {

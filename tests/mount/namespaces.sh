@@ -72,7 +72,8 @@ if unshare -p -f --mount-proc true 2>/dev/null; then
 	retry 20 locked || fail "no daemon in another pid namespace: $(cat "$tmp/log")"
 	mkdir "$tmp/mnt2"
 	expect_failure "another pid namespace \(a container\).*where its pid is 1:" "$MOMENTFS" -o $opts "$back" "$tmp/mnt2"
-	child=$(pgrep -P "$(pgrep -P "$outer")")
+	# What it started (unshare, and the daemon in there), but not a helper that it started for a moment.
+	child=$(pgrep -P "$(pgrep -P "$outer" unshare)" -x "$(basename "$MOMENTFS" | cut -c1-15)")
 	kill -TERM "$child"
 	wait "$outer" || true
 fi

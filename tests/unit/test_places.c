@@ -504,6 +504,78 @@ static void test_cured_drive_is_tried_before_memory_is_refused(void **state)
 	is(a, 0, BLOCK, 3);
 }
 
+/* ---- the end ---- */
+
+static void write_whole(uint32_t file, uint32_t blocks, int fill)
+{
+	for (uint32_t n = 0; n < blocks; n++) {
+		assert_int_equal(adv(&w, true, file, n, 1, MOMENT_RANGE_WRITE), 0);
+		memset(w.l->base + wire_leases(&w)->arena, fill, wire_leases(&w)->len);
+		assert_int_equal(adv(&w, false, file, n, 1, 0), 0);
+	}
+}
+
+/* In an order of which `first` is the first. */
+static void registers_all(const char (*name)[8], const uint64_t *numel, unsigned int n,
+			  unsigned int first)
+{
+	wire_reg_begin(&w, 0);
+	for (unsigned int i = 0; i < n; i++) {
+		unsigned int k = (first + 3 * i) % n;
+		struct wire_param p = vec(name[k], numel[k]);
+
+		wire_reg_add(&w, &p);
+	}
+	if (wire_call(&w))
+		fail_msg("%s", wire_text(&w));
+}
+
+/*
+ * What others take of the disk between two runs does not matter: the pool keeps so much that all
+ * places of the state are found in it again, whatever order steps and commits have left them in.
+ */
+static void test_state_is_registered_again_without_growth(void **state)
+{
+	enum { PARAMS = 10 };
+	char name[PARAMS][8], path[300];
+	uint64_t numel[PARAMS], step = 0;
+	struct stat st;
+
+	(void)state;
+	for (unsigned int i = 0; i < PARAMS; i++)
+		snprintf(name[i], sizeof(name[i]), "p%u", i);
+	for (unsigned int seed = 1; seed <= 12; seed++) {
+		srand(seed);
+		assert_int_equal(wire_hello(&w, 0), 0);
+		for (unsigned int i = 0; i < PARAMS; i++)
+			numel[i] = 1 + (uint64_t)rand() % 60000;
+		registers_all(name, numel, PARAMS, 0);
+		for (unsigned int round = 0; round < 8; round++) {
+			assert_int_equal(wire_step(&w, MOMENT_MSG_PRE_STEP, ++step), 0);
+			for (unsigned int k = 0; k < 2 * PARAMS; k++)
+				if (rand() % 3)
+					write_whole(k, (uint32_t)((numel[k / 2 * 3 % PARAMS] * 4 + BLOCK - 1) / BLOCK),
+						    (int)step);
+			assert_int_equal(wire_step(&w, MOMENT_MSG_POST_STEP, step), 0);
+			if (rand() % 2)
+				assert_int_equal(
+					wire_simple(&w, MOMENT_MSG_COMMIT, MOMENT_COMMIT_WAIT), 0);
+		}
+		stop(true);
+		snprintf(path, sizeof(path), "%s/pool", dir);
+		assert_int_equal(stat(path, &st), 0);
+		pool_limit = (uint64_t)st.st_size;
+		start(false);
+		attach(&w);
+		assert_int_equal(wire_hello(&w, 0), 0);
+		registers_all(name, numel, PARAMS, seed);
+		stop(true);
+		pool_limit = 0;
+		teardown(NULL);
+		setup(NULL);
+	}
+}
+
 static int setup_faults(void **state)
 {
 	setenv("MOMENT_FAULTS", "seed=7", 1);
@@ -529,6 +601,7 @@ int main(void)
 		T(test_refused_fallocate_takes_nothing),
 		T(test_free_tail_goes_back),
 		T(test_removed_while_a_commit_begins),
+		T(test_state_is_registered_again_without_growth),
 		cmocka_unit_test_setup_teardown(test_cured_drive_is_tried_before_memory_is_refused,
 						setup_faults, teardown_faults),
 	};

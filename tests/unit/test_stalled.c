@@ -15,6 +15,7 @@ static void open_engine(int seconds)
 	struct engine_opts o = {.ram = RAM,
 				.block = BLOCK,
 				.commit_seconds = seconds,
+				.size = pool_limit,
 				.vfs = "test_stalled",
 				.holder = "test_stalled"};
 	char err[1024];
@@ -196,6 +197,58 @@ static void test_bracket(void **state)
 	assert_int_equal(engine_call(e, ENGINE_STEP_END, 0, 0, 0, 5), 0);
 }
 
+/*
+ * The catalog's sync fails, so that a crash might bring either side back; then the way back, the
+ * cure, and a step on a pool that is full: what was registered has its two places again.
+ */
+static void test_places_after_a_doubtful_commit(void **state)
+{
+	struct ns_attr a;
+	int64_t r = 0;
+
+	(void)state;
+	pool_limit = 8u << 20;
+	for (int back = 0; back < 2; back++) {
+		uint64_t at = 0, len = 1u << 20, step = 10 * (uint64_t)back;
+		const char *name = back ? "b" : "a";
+
+		open_engine(ENGINE_COMMIT_OFF);
+		assert_int_equal(wire_hello(&w, 0), 0);
+		assert_int_equal(reg(&w, 0, vec(name, 200000)), 0);
+		assert_int_equal(step_and_commit(step + 1, 1), 0);
+		assert_int_equal(ns_create(engine_ns(e), NS_ROOT, back ? "f" : "g", 0644, 0, 0, false,
+					   &a),
+				 0);
+		for (; len >= MOMENT_UNIT; at += r ? 0 : len, len /= r ? 2 : 1)
+			r = engine_call(e, ENGINE_ALLOCATE, a.ino, at, len, 0);
+		assert_int_equal(r, -ENOSPC);
+		assert_int_equal(engine_call(e, ENGINE_SYNC, 0, 0, 0, 0), 0);
+		fails_with("sync.error=EIO:1");
+		assert_int_equal(step_and_commit(step + 2, 2), 0);
+		status_has("\"failures\":1");
+		if (!back) {
+			/* No room for a third place: the step is refused before it begins. */
+			assert_int_equal(step_and_commit(step + 3, 3), -EIO);
+			says(&w, "is not begun");
+		} else {
+			/* Not to a state that a crash might still change for a later one. */
+			assert_int_equal(wire_simple(&w, MOMENT_MSG_ROLLBACK, 0), -EIO);
+			fails_with("");
+			assert_int_equal(wire_simple(&w, MOMENT_MSG_ROLLBACK, 0), 0);
+			assert_int_equal(byte_at("b/exp_avg", 5), 1);
+		}
+		fails_with("");
+		for (int i = 3; i < 6; i++)
+			assert_int_equal(step_and_commit(step + (uint64_t)i, i), 0);
+		assert_int_equal(wire_simple(&w, MOMENT_MSG_COMMIT, MOMENT_COMMIT_WAIT), 0);
+		assert_int_equal(byte_at(back ? "b/exp_avg" : "a/exp_avg", 5), 5);
+		assert_int_equal(engine_call(e, ENGINE_SYNC, 0, 0, 0, 0), 0);
+		assert_int_equal(ns_remove(engine_ns(e), NS_ROOT, back ? "f" : "g", false), 0);
+		ns_forget(engine_ns(e), a.ino, 1);
+		assert_int_equal(engine_call(e, ENGINE_SYNC, 0, 0, 0, 0), 0);
+	}
+}
+
 static int make_fault(void **state)
 {
 	(void)state;
@@ -224,6 +277,7 @@ int main(void)
 		S(test_for_some_time),
 		S(test_hopeless),
 		S(test_bracket),
+		S(test_places_after_a_doubtful_commit),
 	};
 
 	return cmocka_run_group_tests_name("stalled", tests, make_fault, drop_fault);
