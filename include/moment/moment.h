@@ -3,16 +3,16 @@
  * moment.h - libmoment: training with the optimizer's state on a drive.
  *
  * A session is one trainer's hold on one backing directory. It reaches the state by one of three
- data
- * paths, with the same results bit for bit:
- *	session   through the momentfs daemon's socket: it works in the daemon's RAM tier, no
- copies; *	mmap	  through the mounted files themselves, for where the socket cannot be
- reached; *	embedded  nobody has the backing mounted: the engine runs in this process.
+ * data paths, with the same results bit for bit:
+ *	session   through the momentfs daemon's socket: it works in the daemon's RAM tier, without
+ *		  copies;
+ *	mmap	  through the mounted files themselves, where the socket cannot be reached;
+ *	embedded  nobody has the backing mounted: the engine runs in this process.
  *
  *	struct moment_open_opts o = { .size = sizeof(o), .backing = "/nvme/job7" };
  *	struct moment_session *s;
  *	uint64_t shape[] = { 4096, 4096 };
-	struct moment_param w = { .name = "w", .ndim = 2, .shape = shape };
+ *	struct moment_param w = { .name = "w", .ndim = 2, .shape = shape };
  *	...
  *	if (moment_open(&o, &s) || moment_register(s, &w, 1))
  *		die(moment_error());
@@ -26,22 +26,20 @@
  *	moment_close(s);	commits
  *
  * Errors. Functions return 0 or a negative errno value; moment_error() then has a sentence that
- names the
- * thing, the amount and the way out. Whatever the call, these can come back:
+ * names the thing, the amount and the way out. Whatever the call, these can come back:
  *	-EINVAL	     an argument is wrong, or the session belongs to the parent of this (forked)
- process *	-ECONNRESET  the daemon has ended; what is on disk is its last commit. Only
- moment_close() works now *	-ESTALE	     a step failed part-way, the state is torn:
- moment_rollback() or moment_close()
+ *		     process
+ *	-ECONNRESET  the daemon has ended; what is on disk is its last commit. Only moment_close()
+ *		     works now
+ *	-ESTALE	     a step failed part-way, the state is torn: moment_rollback() or moment_close()
  *
  * Threads. Any thread may call; calls on one session wait for each other. A step is one thread's
- from
- * moment_pre_step() to moment_post_step(): the others must keep off in between. Signals are blocked
- * while moment_step() runs, so their handlers run before or after a whole step.
+ * from moment_pre_step() to moment_post_step(): the others must keep off in between. Signals are
+ * blocked while moment_step() runs, so their handlers run before or after a whole step.
  *
  * fork(). The child's copy of a session is dead: every call on it returns -EINVAL at once,
- moment_close()
- * only frees memory, and nothing the child does, its exit included, is noticed by the parent's
- session.
+ * moment_close() only frees memory, and nothing the child does, its exit included, is noticed by the
+ * parent's session.
  */
 #ifndef MOMENT_MOMENT_H
 #define MOMENT_MOMENT_H
@@ -301,9 +299,9 @@ int moment_step(struct moment_session *s, uint64_t step, const struct moment_ite
  *	moment_post_step(s, step, flags);
  * A call that is refused for its arguments (-EINVAL) leaves the step open and as it was.
  * What comes next is the rest of this parameter, then those that followed it in the last step (in
- *the first step: in the order of registering). moment_pre_update and moment_post_update may be left
- *out. moment_abort_step() ends a step without a new step's label if nothing was changed yet, else
- *tears it.
+ * the first step: in the order of registering). moment_pre_update and moment_post_update may be left
+ * out. moment_abort_step() ends a step without a new step's label if nothing was changed yet, else
+ * tears it.
  */
 int moment_pre_step(struct moment_session *s, uint64_t step);
 int moment_pre_update(struct moment_session *s, uint32_t param);

@@ -3,7 +3,7 @@
  * blockio.c - how a block's bytes get from the pool into memory and back.
  *
  * Loop thread, except the functions named *_run, which run on a work thread and touch nothing but
- *the block's memory (the block is READING or WRITING: nobody changes it, nobody drops it).
+ * the block's memory (the block is READING or WRITING: nobody changes it, nobody drops it).
  *
  * Memory and length of each come from one place, block_io(), which sees to it that they agree.
  *

@@ -1,17 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * cache.h - the RAM tier: files cut in blocks, blocks in a few named states, and who may touch
- *them.
+ * them.
  *
  * All of this belongs to the loop thread. Work threads and clients touch a block's memory only
- *while the loop thread has it pinned for them.
+ * while the loop thread has it pinned for them.
  *
  * Life of a block (block_set_state() checks these and no others):
  *
- *	EMPTY --> READING --> CLEAN --> DIRTY --> WRITING --> CLEAN
- *	            |           |         ^          |
- *	            v           v         +----------+ (write failed, or changed meanwhile: never)
- *	          EMPTY       EMPTY     DIRTY --> EMPTY (truncated, deleted, rolled back)
+ *	EMPTY	--> READING	somebody wants it, and has memory for it
+ *	READING	--> CLEAN	the bytes are there
+ *		--> DIRTY	its first writer overwrites all of it
+ *		--> EMPTY	the read has failed
+ *	CLEAN	--> DIRTY	a writer
+ *		--> EMPTY	evicted, or dropped (truncated, deleted, rolled back)
+ *	DIRTY	--> WRITING	written back
+ *		--> CLEAN	the writer gives it back as it was
+ *		--> EMPTY	dropped
+ *	WRITING	--> CLEAN	it is on the drive
+ *		--> DIRTY	the write has failed
  *
  *	READING	memory is there, content is not: the drive, zeros, or the first writer is filling it
  *	CLEAN	equals the live extent (or is all zeros over a hole)
@@ -19,11 +26,11 @@
  *	WRITING	being hashed and written; nobody may change it, anybody may read it
  *
  * Life of an extent: a block has a live extent (the newest on disk) and may have spares (reserved
- *places). A live extent with seq != 0 is part of a commit, durable or under way, and is never
- *written over: a write goes to a spare and the old one waits in its file's `frees` until a commit
- *that no longer refers to it is durable. With seq == 0 no commit knows it, and it is overwritten in
- *place. So a block needs two places, never three; a kept slot (registered parameter, fallocate)
- *owns both from the start, and a write to it cannot run out of disk.
+ * places). A live extent with seq != 0 is part of a commit, durable or under way, and is never
+ * written over: a write goes to a spare and the old one waits in its file's `frees` until a commit
+ * that no longer refers to it is durable. With seq == 0 no commit knows it, and it is overwritten in
+ * place. So a block needs two places, never three; a kept slot (registered parameter, fallocate)
+ * owns both from the start, and a write to it cannot run out of disk.
  */
 #ifndef ENGINE_CACHE_H
 #define ENGINE_CACHE_H

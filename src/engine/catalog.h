@@ -2,22 +2,24 @@
 /*
  * catalog.h - the namespace and block maps on disk: SQLite, written only by a commit.
  *
- * File `catalog.sqlite` in the backing, WAL, synchronous=FULL, locking_mode=EXCLUSIVE not needed
- *(the backing's lock does it), checkpoints bounded. The schema has a version. One row an inode
- *(number, parent, name, mode, owner, size, times, flags, row hash), one row a segment of a block
- *map (blockmap.h), one row an extended attribute, and a `meta` table: format version, block size, uuid, commit sequence,
- * committed step, number of inodes and the sum (mod 2^64) of all row hashes, with a hash of its
- *own. So any flipped byte in what we stored is noticed at mount and refused with a message that
- *says which row; SQLite's own pages are checked by `PRAGMA quick_check` at mount after an unclean
- *end and by fsck always.
+ * The file is `catalog.sqlite` in the backing, with a WAL and synchronous=FULL; checkpoints are
+ * bounded. It needs no locking_mode=EXCLUSIVE, since the backing's lock keeps others out. The schema
+ * has a version. There is one row for an inode (number, parent, name, mode, owner, size, times,
+ * flags, row hash), one for a segment of a block map (blockmap.h), one for an extended attribute, and
+ * a `meta` table: format version, block size, uuid, commit sequence, committed step, number of inodes
+ * and the sum (mod 2^64) of all row hashes, with a hash of its own. So any flipped byte in what we stored is noticed at mount and refused with a message that
+ * says which row; SQLite's own pages are checked by `PRAGMA quick_check` at mount after an unclean
+ * end and by fsck always.
  *
  * A commit, as the loop thread drives it:
  *	catalog_freeze()     loop thread; an instant: collects the rows that changed (takes the ns
- *lock) catalog_txn_map()    loop thread; a file's map, with its segments that changed
+ *			     lock)
+ *	catalog_txn_map()    loop thread; a file's map, with its segments that changed
  *	catalog_commit()     work thread; one SQLite transaction, durable when it returns 0
  *	catalog_txn_end()    loop thread; forgets, or on failure marks everything changed again
- *(not the maps: hand those over again)
- * One transaction at a time.
+ *			     (not the maps: hand those over again)
+ *
+ * One transaction is under way at a time.
  */
 #ifndef ENGINE_CATALOG_H
 #define ENGINE_CATALOG_H

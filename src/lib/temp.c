@@ -7,8 +7,8 @@
  *		backing/	the engine's
  *
  * The lock, not a process number, says whether the owner lives: it is right across containers that
- *share the folder, and when numbers are used again. A folder without a lock file may be one that is
- *being made just now: it is left alone until it is an hour old.
+ * share the folder, and when numbers are used again. A folder without a lock file may be one that is
+ * being made just now: it is left alone until it is an hour old.
  */
 #include <dirent.h>
 #include <errno.h>

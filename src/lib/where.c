@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * where.c - which backing, and by which data path: from the options, MOMENT_DATA and what can be
- *reached.
+ * reached.
  *
  *	mount given	its daemon's socket, else its files by mmap
  *	backing given	the socket of the daemon that has it, else embedded

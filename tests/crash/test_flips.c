@@ -6,7 +6,7 @@
  * In the pool: the byte belongs to an extent, then exactly the files and blocks that it is part of
  * answer EIO, everything else is right, and scrub and fsck name the file; or it does not, then
  * nothing changes. In the superblock, the catalog, and the WAL of an engine that was killed: the
- *backing is refused with a message, or everything in it is right.
+ * backing is refused with a message, or everything in it is right.
  *
  *	test_flips [--seed N] [--flips N] [--dir DIR]
  */

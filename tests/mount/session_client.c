@@ -4,7 +4,7 @@
  *
  *	session_client random BACKING MOUNTPOINT SEED BLOCKS STATE
  *		leases, writes and releases BLOCKS random blocks against a model, with steps,
- *commits and rollbacks; at boundaries reads the files through the mount. Ends with a commit and
+ * commits and rollbacks; at boundaries reads the files through the mount. Ends with a commit and
  *		leaves the model in the file STATE.
  *	session_client verify BACKING MOUNTPOINT SEED STATE
  *		what is there, by lease and through the mount, is what STATE says.

@@ -3,8 +3,8 @@
  * test_random.c - random operations on an engine against a model in memory.
  *
  * Create, write and read at odd offsets and sizes, truncate, rename, unlink, punch, allocate,
- *fsync, commit, roll back, unmount and remount, with a RAM tier far smaller than the data. The
- *model is the obvious one: a buffer a file. Every seed is printed; --seed replays it.
+ * fsync, commit, roll back, unmount and remount, with a RAM tier far smaller than the data. The
+ * model is the obvious one: a buffer a file. Every seed is printed; --seed replays it.
  *
  * A third of the runs has a pool that is too small and nearly always full: writes find room for
  * a part or for nothing, while readers wait for the blocks that they were to fill.

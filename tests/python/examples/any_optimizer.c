@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * any_optimizer.c - a C program that trains with its state on the drive: AdamW by the library's
- *kernels on one tensor, and SGD with momentum, written here, on another; in one step, with one
- *commit.
+ * kernels on one tensor, and SGD with momentum, written here, on another; in one step, with one
+ * commit.
  *
  *	cc any_optimizer.c $(pkg-config --cflags --libs moment) && ./a.out BACKING STEPS
  * Run again it goes on from where it stood.
