@@ -337,6 +337,55 @@ class Steps(Case):
             self.assertEqual(opt.last_step, 1)
             opt.close()
 
+    def test_state_has_the_registered_shape_whatever_the_data_are_now(self):
+        p = torch.nn.Parameter(torch.randn(40, 30))
+        opt = self.keep(AdamW([("w", p)], **SMALL))
+        p.grad = torch.randn(40, 30)
+        opt.step()
+        before = {k: v.clone() for k, v in opt.state[p].items()}
+        for data in (torch.zeros(10, 30), torch.zeros(90, 30)):
+            whole_data, p.data = p.data, data
+            self.assertEqual(opt.state[p]["exp_avg"].shape, (40, 30))
+            for key, value in opt.state_dict()["state"][0].items():
+                self.assertBits(value, before[key])
+            with self.assertRaisesRegex(ValueError, r"not \(40, 30\), as registered"):
+                opt.state[p]["exp_avg"] = torch.zeros_like(data)
+            opt.load_state_dict(opt.state_dict())
+            p.data = whole_data
+            for key in before:
+                self.assertBits(opt.state[p][key], before[key])
+            p.data = data
+            opt.state[p] = {}
+            p.data = whole_data
+            opt.state[p]["step"] = 1
+            self.assertFalse(any(opt.state[p][key].any() for key in ("exp_avg", "exp_avg_sq")))
+            opt.state[p] = before
+
+    def test_state_is_set_as_a_whole_or_not_at_all(self):
+        named = weights(SHAPES)
+        opt = self.keep(AdamW(named, **SMALL))
+        set_gradients(named, 1)
+        opt.step()
+        a, b = (p for _, p in named)
+        before = {p: {k: v.clone() for k, v in opt.state[p].items()} for p in (a, b)}
+        good = {"step": torch.tensor(9.0), "exp_avg": torch.ones(SHAPES["w"]), "exp_avg_sq": torch.ones(SHAPES["w"])}
+        bad = {**good, "exp_avg_sq": torch.ones(3)}
+
+        def replace(value):
+            opt.state = value
+
+        for change in (lambda: opt.state.__setitem__(a, bad), lambda: opt.state.__setitem__(a, {**good, "other": 1}),
+                       lambda: opt.state.__setitem__(a, {**good, "exp_avg": [1.0]}), lambda: replace({a: good, b: bad}),
+                       lambda: replace({b: bad}), lambda: opt.state[a].__setitem__("step", 2**64 - 1),
+                       lambda: opt.state[a].__setitem__("step", 1e30)):
+            with self.assertRaises((ValueError, KeyError)):
+                change()
+            for p in (a, b):
+                for key in before[p]:
+                    self.assertBits(opt.state[p][key], before[p][key])
+        opt.step()
+        self.assertEqual(opt.last_step, 2)
+
 
 class Editing(Case):
     """An edit of the state takes effect, as torch's does, or it raises."""

@@ -56,20 +56,34 @@ class State(MutableMapping):
             raise KeyError(key)
         return self._opt._read_flat(self._p, slot.roles[key]).as_subclass(StateCopy)
 
-    def __setitem__(self, key, value):
+    def _checked(self, key, value):
+        """value as it can be written, or an exception, before anything is changed."""
         slot = self._opt._slots.get(self._p)
         if slot is None or (key != "step" and key not in slot.roles):
             raise KeyError(key)
         if key == "step":
-            self._opt._session.set_param_step(slot.handle, count_of(value, slot.name))
+            return count_of(value, slot.name)
+        value = exact_float32(value, slot.name, key)
+        if tuple(value.shape) != slot.shape:
+            raise ValueError(f"{slot.name}: {key} has shape {tuple(value.shape)}, not {slot.shape}, as registered")
+        if key == "master":
+            self._opt._check_parameter(self._p, {})
+        return value
+
+    def _write(self, key, value):
+        """Inside a step."""
+        slot = self._opt._slots[self._p]
+        if key == "step":
+            self._opt._session.set_param_step(slot.handle, value)
             return
-        if tuple(value.shape) != tuple(self._p.shape):
-            raise ValueError(f"{slot.name}: {key} has shape {tuple(value.shape)}, not {tuple(self._p.shape)}")
+        self._opt._write_flat(slot.handle, slot.roles[key], value)
+        if key == "master":  # the weights are their masters, rounded, or they would be taken for newer
+            self._p.detach().copy_(value)
+
+    def __setitem__(self, key, value):
+        value = self._checked(key, value)
         with self._opt._writing():
-            value = exact_float32(value, slot.name, key)
-            self._opt._write_flat(slot.handle, slot.roles[key], value)
-            if key == "master":  # the weights are their masters, rounded, or they would be taken for newer
-                self._p.detach().copy_(value)
+            self._write(key, value)
 
     def __delitem__(self, key):
         raise TypeError("state on the drive cannot be deleted key by key")
@@ -104,29 +118,44 @@ class States(MutableMapping):
         other = self._opt._foreign_state(p) if hasattr(self._opt, "_foreign_state") else None
         return other if other is not None else State(self._opt, p)
 
-    @whole()
     def __setitem__(self, p, value):
-        if not isinstance(p, torch.Tensor):
-            self._extra[p] = value
-            return
-        state = self[p]
-        if not isinstance(state, State):  # torch's own
-            state.clear()
-            state.update(value)
-            return
-        if isinstance(value, State) and value._p is p:
-            return  # itself
+        self._set({p: value})
+
+    def _checked(self, p, value):
+        """What is to be written of a parameter of ours: {key: value}, empty for one that begins anew, None for nothing."""
         slot = self._opt._slots.get(p)
-        if slot is None and not value:
-            return
+        if (isinstance(value, State) and value._p is p) or (slot is None and not value):
+            return None
         need = {"step", *slot.roles} - {"master"} if slot else set(KNOWN)
         if value and not need <= set(value):
             raise ValueError(f"{self._opt._names.of(p)}: state that is set needs {', '.join(sorted(need))}; "
                              f"{', '.join(sorted(need - set(value)))} is missing. An empty dict begins anew")
-        if not value:
-            reset(self._opt, [p])
-        for key in value:
-            state[key] = value[key]
+        return {key: self[p]._checked(key, value[key]) for key in value}
+
+    @whole()
+    def _set(self, values):
+        """All of them, or an exception and nothing."""
+        ready, others = {}, {}
+        for p, value in values.items():
+            if isinstance(p, torch.Tensor) and isinstance(self[p], State):
+                ready[p] = self._checked(p, value)
+            else:
+                others[p] = value
+        todo = {p: value for p, value in ready.items() if value is not None}
+        if todo:
+            with self._opt._writing():
+                for p, value in todo.items():
+                    if not value:
+                        begin_anew(self._opt, p)
+                    for key in value:
+                        self[p]._write(key, value[key])
+        for p, value in others.items():
+            if isinstance(p, torch.Tensor):  # torch's own
+                state = self[p]
+                state.clear()
+                state.update(value)
+            else:
+                self._extra[p] = value
 
     def __delitem__(self, p):
         raise TypeError("state on the drive cannot be deleted this way")
@@ -141,20 +170,16 @@ class States(MutableMapping):
         return len(self._opt._slots) + len(self._extra)
 
 
-@whole()
-def reset(opt, params):
-    """As before the first update."""
-    with opt._writing():
-        for p in params:
-            slot = opt._slots[p]
-            zero = torch.zeros(p.shape)
-            for key, role in slot.roles.items():
-                if key != "master":
-                    opt._write_flat(slot.handle, role, zero)
-            opt._session.set_param_step(slot.handle, 0)
+def begin_anew(opt, p):
+    """As before the first update. Inside a step."""
+    slot = opt._slots[p]
+    zero = torch.zeros(slot.shape)
+    for key, role in slot.roles.items():
+        if key != "master":
+            opt._write_flat(slot.handle, role, zero)
+    opt._session.set_param_step(slot.handle, 0)
 
 
-@whole()
 def replace(opt, value):
     """opt.state = value, as for a dict that torch would go on with."""
     if isinstance(value, States) and value._ref() is opt:
@@ -162,9 +187,7 @@ def replace(opt, value):
     unknown = [p for p in value if isinstance(p, torch.Tensor) and p not in opt._slots]
     if unknown:
         raise ValueError(f"state for {len(unknown)} tensors that are not parameters of this optimizer")
-    reset(opt, [p for p in opt._slots if p not in value or not value[p]])
-    for p in value:
-        opt.state[p] = value[p]
+    opt.state._set({**{p: {} for p in opt._slots if p not in value}, **value})
 
 
 def count_of(step, name):
@@ -261,8 +284,8 @@ def _check_entry(opt, p, entry):
         if key == "step":
             continue
         value = exact_float32(entry[key], name, key)
-        if tuple(value.shape) != tuple(p.shape):
-            raise ValueError(f"{name}: {key} has shape {tuple(value.shape)}, the parameter {tuple(p.shape)}")
+        if tuple(value.shape) != slot.shape:
+            raise ValueError(f"{name}: {key} has shape {tuple(value.shape)}, the parameter {slot.shape}")
 
 
 @whole()
@@ -271,10 +294,10 @@ def load(opt, state_dict):
         keys = ", ".join(map(str, state_dict)) if isinstance(state_dict, dict) else type(state_dict).__name__
         raise ValueError(f"not an optimizer's state dict: it has {keys}; state and param_groups are needed")
     tensors = _match(opt, state_dict["param_groups"])
-    saved = {}
+    saved, extra = {}, {}
     for number, entry in state_dict["state"].items():
         if isinstance(number, str):
-            opt.state._extra[number] = entry
+            extra[number] = entry
             continue
         if number not in tensors:
             raise ValueError(f"the state dict has state for parameter {number!r}, which is in none of its groups")
@@ -292,17 +315,14 @@ def load(opt, state_dict):
         for p, slot in opt._slots.items():
             entry = ours.get(p)
             if entry is None:  # never updated, says the dict
-                zero = torch.zeros(p.shape)
-                for key, role in slot.roles.items():
-                    if key != "master":
-                        opt._write_flat(slot.handle, role, zero)
-                opt._session.set_param_step(slot.handle, 0)
+                begin_anew(opt, p)
                 continue
             for key, role in slot.roles.items():
                 if key in entry:
                     opt._write_flat(slot.handle, role, exact_float32(entry[key], slot.name, key))
             opt._session.set_param_step(slot.handle, count_of(entry["step"], slot.name))
     opt._label = label
+    opt.state._extra.update(extra)
     if hasattr(opt, "_load_foreign"):
         opt._load_foreign({p: e for p, e in saved.items() if p not in ours})
     for saved_group, group in zip(state_dict["param_groups"], opt.param_groups):

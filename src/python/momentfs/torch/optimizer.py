@@ -269,7 +269,7 @@ class FileOptimizer(torch.optim.Optimizer):
             self._session.write(handle, role, at, part.numel(), part.data_ptr())
 
     def _read_flat(self, p, role):
-        out = torch.empty(p.shape, dtype=torch.float32)
+        out = torch.empty(self._slots[p].shape, dtype=torch.float32)
         if out.numel():
             self._session.read(self._slots[p].handle, role, 0, out.numel(), out.data_ptr())
         return out
@@ -278,6 +278,9 @@ class FileOptimizer(torch.optim.Optimizer):
     @whole()
     def restore_weights(self):
         """Sets 16-bit weights from their fp32 masters, for a model whose own weights were not loaded."""
+        for p, slot in self._slots.items():
+            if slot.master:
+                self._check_parameter(p, {})
         for p, slot in self._slots.items():
             if not slot.master:
                 continue
