@@ -278,7 +278,8 @@ struct moment_item {
 
 /*
  * A whole step: pre_step, all updates in the order of the list, post_step. `step` is the label
- * under which it is committed. Reads ahead and computes at the same time. Not listed: not touched.
+ * under which it is committed; MOMENT_STEP_NEXT: one more than moment_last_step(), 1 where there is
+ * none. Reads ahead and computes at the same time. Not listed: not touched.
  * Everything about all items is looked at before anything is changed: -EINVAL names the parameter,
  * what was registered and what came, and weights, state and labels are as before. So they are after
  * any error before the first write. After it the state is torn (-ESTALE from then on) and the
@@ -309,6 +310,13 @@ int moment_apply(struct moment_session *s, const struct moment_item *item);
 int moment_post_update(struct moment_session *s, uint32_t param);
 int moment_post_step(struct moment_session *s, uint64_t step, uint32_t flags);
 int moment_abort_step(struct moment_session *s);
+
+/*
+ * The label of the last step that ended in this session; before that, of the state that was found
+ * (when it was opened); MOMENT_STEP_NONE: none. No I/O. As the session itself counts, nobody has to
+ * keep a number beside it that an exception or another user of the session could part from it.
+ */
+int moment_last_step(struct moment_session *s, uint64_t *step);
 
 /* 1: all numel elements are finite, 0: not, -EINVAL: a type without a check. */
 int moment_is_finite(const void *x, size_t numel, uint32_t dtype);

@@ -28,5 +28,7 @@ enum moment_role {
 
 /* In place of a step number: there is none. */
 #define MOMENT_STEP_NONE UINT64_MAX
+/* Where a step's label is asked for: one more than the last. */
+#define MOMENT_STEP_NEXT (UINT64_MAX - 1)
 
 #endif

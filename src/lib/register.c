@@ -518,7 +518,7 @@ static int label_begin(struct moment_session *s)
 	int res = step_begin(s, 0);
 
 	if (res == 0)
-		res = step_end(s, 0, 0);
+		res = step_end(s, 0);
 	return res < 0 ? step_fail(s, res) : 0;
 }
 

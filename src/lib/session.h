@@ -129,7 +129,7 @@ void ahead_free(struct moment_session *s);
 
 /* step.c: the steps as state.c and register.c use them, lock held. */
 int step_begin(struct moment_session *s, uint64_t step);
-int step_end(struct moment_session *s, uint64_t step, uint32_t flags);
+int step_end(struct moment_session *s, uint32_t flags);
 /* Ends an open step after an error: without a trace if nothing was touched, else torn. Returns res.
  */
 int step_fail(struct moment_session *s, int res);

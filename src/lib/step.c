@@ -16,6 +16,12 @@
 #include "lib/item.h"
 #include "lib/session.h"
 
+/* State that is to be dropped has no label. */
+static uint64_t last_label(const struct moment_session *s)
+{
+	return s->flags & MOMENT_OPEN_FRESH && !s->registered ? MOMENT_STEP_NONE : s->last_step;
+}
+
 int step_begin(struct moment_session *s, uint64_t step)
 {
 	int res;
@@ -31,6 +37,8 @@ int step_begin(struct moment_session *s, uint64_t step)
 		return err_set(-EROFS, "the session was opened to look only");
 	if (step == MOMENT_STEP_NONE)
 		return err_set(-EINVAL, "this step number means 'none'");
+	if (step == MOMENT_STEP_NEXT)
+		step = last_label(s) == MOMENT_STEP_NONE ? 1 : last_label(s) + 1;
 	res = s->path->ops->pre_step(s->path, step);
 	if (res < 0)
 		return res;
@@ -62,8 +70,9 @@ static int send_steps(struct moment_session *s)
 	return res;
 }
 
-int step_end(struct moment_session *s, uint64_t step, uint32_t flags)
+int step_end(struct moment_session *s, uint32_t flags)
 {
+	uint64_t step = s->open_step;
 	int res = send_steps(s);
 
 	if (res == 0)
@@ -125,7 +134,7 @@ int step_within(struct moment_session *s, int (*fn)(struct moment_session *s, vo
 		return res;
 	res = fn(s, arg);
 	if (res == 0)
-		res = step_end(s, label, 0);
+		res = step_end(s, 0);
 	return res < 0 ? step_fail(s, res) : 0;
 }
 
@@ -207,18 +216,28 @@ int moment_post_step(struct moment_session *s, uint64_t step, uint32_t flags)
 	if (res < 0)
 		return res;
 	res = must_be_open(s);
-	if (res == 0 && step != s->open_step) {
+	if (res == 0 && step != s->open_step && step != MOMENT_STEP_NEXT) {
 		res = err_set(-EINVAL, "step %llu is open, not %llu",
 			      (unsigned long long)s->open_step, (unsigned long long)step);
 	} else if (res == 0 && (flags & ~MOMENT_STEP_COMMIT)) {
 		res = err_set(-EINVAL, "unknown flags %#x: step %llu is still open",
-			      flags & ~MOMENT_STEP_COMMIT, (unsigned long long)step);
+			      flags & ~MOMENT_STEP_COMMIT, (unsigned long long)s->open_step);
 	} else if (res == 0) {
-		res = step_end(s, step, flags);
+		res = step_end(s, flags);
 		if (res < 0)
 			res = step_fail(s, res);
 	}
 	return session_leave(s, res);
+}
+
+int moment_last_step(struct moment_session *s, uint64_t *step)
+{
+	int res = session_enter(s);
+
+	if (res < 0)
+		return res;
+	*step = last_label(s);
+	return session_leave(s, 0);
 }
 
 int moment_abort_step(struct moment_session *s)
@@ -274,7 +293,7 @@ static int step_locked(struct moment_session *s, uint64_t step, const struct mom
 	ahead_expect(s, items, n);
 	res = flow_run(s, items, n);
 	if (res == 0)
-		res = step_end(s, step, flags);
+		res = step_end(s, flags);
 	return res < 0 ? step_fail(s, res) : 0;
 }
 

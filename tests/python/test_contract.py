@@ -106,6 +106,28 @@ class Sharing(Case):
                 self.assertBits(opt.state[p]["exp_avg"], want[n][0], n)
                 self.assertEqual(int(opt.state[p]["step"]), 3)
 
+    def test_they_number_their_steps_together(self):
+        one, a, two, b = self.pair()
+        for step in (1, 2):
+            for named, opt in ((one, a), (two, b)):
+                set_gradients(named, step)
+                opt.step()
+        self.assertEqual((a.last_step, b.last_step), (4, 4))
+        set_gradients(one, 3)
+        a.step()  # between the two: another state than of step 4, and another number
+        b.commit()
+        self.assertEqual((a.last_step, a.committed_step, b.committed_step), (5, 5, 5))
+        set_gradients(two, 3)
+        b.step()
+        a.rollback()
+        self.assertEqual((a.last_step, b.last_step), (5, 5))
+        a.close()
+        self.assertEqual(a.last_step, 5)
+        b.close()
+        with self.assertRaisesRegex(ValueError, "of step 5, not of step 6"):
+            self.pair(resume=6)
+        self.pair(resume=5)
+
     def test_a_second_one_that_wants_it_otherwise_is_told_what_is_there(self):
         one, a, two, b = self.pair()
         with self.assertRaisesRegex(ValueError, "in this process.*neither resume nor fresh.*close"):
@@ -489,8 +511,52 @@ class Editing(Case):
         saved = opt.state_dict()
         for entry in saved["state"].values():
             entry["step"] = torch.tensor(2.0)
+        del saved["last_step"]  # as torch's own
         opt.load_state_dict(saved)
         self.assertEqual(opt.last_step, 2)
+
+    def test_an_older_state_dict_goes_on_from_its_step(self):
+        named = weights(SHAPES)
+        opt = self.keep(AdamW(named, backing=self.backing(), **SMALL))
+
+        def train(first, last):
+            for step in range(first, last):
+                set_gradients(named, step)
+                named[step % 2][1].grad = None  # each is updated in half of the steps
+                opt.step()
+
+        empty = opt.state_dict()
+        train(1, 6)
+        saved = opt.state_dict()
+        ours = [[p.detach().clone() for _, p in named]]
+        train(6, 11)
+        opt.commit()
+        opt.load_state_dict(saved)
+        for (_, p), w in zip(named, ours[0]):
+            p.data.copy_(w)
+        self.assertEqual((opt.last_step, opt.committed_step), (5, 10), "what is stored is still of step 10")
+        train(6, 8)
+        opt.commit()
+        self.assertEqual((opt.last_step, opt.committed_step), (7, 7))
+        theirs = torch.optim.AdamW([p for _, p in named])
+        theirs.load_state_dict(saved)  # torch's own takes it
+        opt.close()
+        with self.assertRaisesRegex(ValueError, "of step 7, not of step 10"):
+            AdamW(named, backing=self.backing(), **SMALL, resume=10)
+        opt = self.keep(AdamW(named, backing=self.backing(), **SMALL, resume=7))
+        opt.load_state_dict(empty)
+        self.assertIsNone(opt.last_step)
+        train(1, 2)
+        self.assertEqual(opt.last_step, 1)
+
+    def test_a_closed_one_says_so(self):
+        opt = self.keep(AdamW(weights(SHAPES), **SMALL))
+        opt.close()
+        opt.close()
+        for use in (opt.step, opt.commit, opt.rollback, opt.info, opt.state_dict, lambda: opt.committed_step):
+            with self.assertRaisesRegex(ValueError, "the optimizer is closed"):
+                use()
+        self.assertIsNone(opt.last_step)
 
 
 class StateDicts(Case):

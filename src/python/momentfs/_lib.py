@@ -13,7 +13,7 @@ import subprocess
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t
 from ctypes import c_uint8, c_uint32, c_uint64, c_void_p
 
-STEP_NONE = 2**64 - 1
+STEP_NONE, STEP_NEXT = 2**64 - 1, 2**64 - 2
 ROLES = 4
 EXP_AVG, EXP_AVG_SQ, MASTER, MAX_EXP_AVG_SQ = range(ROLES)
 F32, BF16, F16, F64 = range(4)
@@ -176,6 +176,7 @@ _FUNCTIONS = {
     "post_update": (c_int, [S, c_uint32]),
     "post_step": (c_int, [S, c_uint64, c_uint32]),
     "abort_step": (c_int, [S]),
+    "last_step": (c_int, [S, POINTER(c_uint64)]),
     "is_finite": (c_int, [c_void_p, c_size_t, c_uint32]),
     "commit": (c_int, [S, c_int]),
     "committed_step": (c_int, [S, POINTER(c_uint64)]),

@@ -141,12 +141,12 @@ class Session:
             self._expect_step(resume)
 
     def _expect_step(self, step):
-        info = self.info()
-        found = info["step"] if info["step"] is not None else info["committed_step"]
+        found = self.last_step
         if found != step:
+            backing = self.info()["backing"]
             self.close()
             raise ValueError(
-                f"{info['backing']}: the state is of {'no step' if found is None else f'step {found}'}, not of step {step}: "
+                f"{backing}: the state is of {'no step' if found is None else f'step {found}'}, not of step {step}: "
                 "load the weights of that step, or resume=True to go on all the same"
             )
 
@@ -316,10 +316,10 @@ class Session:
     # ---- steps ----
 
     def step(self, label, items, finite=False, commit=False):
-        """A whole step over a list of _lib.Item."""
+        """A whole step over a list of _lib.Item. label: its number; None: one more than last_step."""
         array = items if isinstance(items, ctypes.Array) else (_lib.Item * max(len(items), 1))(*items)
         flags = (_lib.STEP_FINITE if finite else 0) | (_lib.STEP_COMMIT if commit else 0)
-        self._call(lib.moment_step, label, array, len(items), flags)
+        self._call(lib.moment_step, _lib.STEP_NEXT if label is None else label, array, len(items), flags)
 
     def step_blocks(self, label, updates, commit=False):
         """A whole step with your own update: updates is [(param, p, g, fn)], p and g contiguous numpy arrays (or None).
@@ -393,6 +393,13 @@ class Session:
 
     def abort_step(self):
         self._call(lib.moment_abort_step)
+
+    @property
+    def last_step(self):
+        """The number of the last step, in this session or of the state that was found; None: none yet."""
+        out = ctypes.c_uint64()
+        self._call(lib.moment_last_step, ctypes.byref(out))
+        return None if out.value == _lib.STEP_NONE else out.value
 
     # ---- commits ----
 

@@ -239,7 +239,7 @@ def export(opt):
         if all(opt._names.place(p) is None for p in g["params"]):  # a place is no name
             out["param_names"] = [opt._names.of(p) for p in g["params"]]
         groups.append(out)
-    return {"state": state, "param_groups": groups}
+    return {"state": state, "param_groups": groups, "last_step": opt.last_step or 0}
 
 
 def _match(opt, saved_groups):
@@ -288,6 +288,18 @@ def _check_entry(opt, p, entry):
             raise ValueError(f"{name}: {key} has shape {tuple(value.shape)}, the parameter {slot.shape}")
 
 
+def _label(opt, state_dict, ours):
+    """The number of the step that a state dict is of: it says so itself. Where somebody has left that out, or never had
+    it, as torch's: the one that we are at, if it has our counts of updates, else the largest of its counts."""
+    said = state_dict.get("last_step")
+    if said is not None:
+        return count_of(said, "last_step")
+    counts = {p: count_of(e["step"], "") for p, e in ours.items()}
+    if all(counts.get(p, 0) == opt._session.param_step(s.handle) for p, s in opt._slots.items()):
+        return opt.last_step or 0
+    return max(counts.values(), default=0)
+
+
 @whole()
 def load(opt, state_dict):
     if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
@@ -306,12 +318,7 @@ def load(opt, state_dict):
     opt._register([p for p in ours])
     for p, entry in ours.items():
         _check_entry(opt, p, entry)
-    counts = [count_of(e["step"], "") for e in ours.values()]
-    label = max(counts, default=0)
-    if all((count_of(ours[p]["step"], "") if p in ours else 0) == opt._session.param_step(s.handle)
-           for p, s in opt._slots.items()):
-        label = opt._label or label  # as many updates as there were: no other step
-    with writing(opt._session, label):
+    with writing(opt._session, _label(opt, state_dict, ours)):
         for p, slot in opt._slots.items():
             entry = ours.get(p)
             if entry is None:  # never updated, says the dict
@@ -321,7 +328,6 @@ def load(opt, state_dict):
                 if key in entry:
                     opt._write_flat(slot.handle, role, exact_float32(entry[key], slot.name, key))
             opt._session.set_param_step(slot.handle, count_of(entry["step"], slot.name))
-    opt._label = label
     opt.state._extra.update(extra)
     if hasattr(opt, "_load_foreign"):
         opt._load_foreign({p: e for p, e in saved.items() if p not in ours})

@@ -44,6 +44,16 @@ class Slot:
         return out
 
 
+class Closed:
+    """What takes the session's place when the optimizer has been closed."""
+
+    def __init__(self, last_step):
+        self.last_step = last_step
+
+    def __getattr__(self, name):
+        raise ValueError("the optimizer is closed")
+
+
 def _number(x):
     return x.item() if isinstance(x, torch.Tensor) else float(x)
 
@@ -117,7 +127,6 @@ class FileOptimizer(torch.optim.Optimizer):
         self._names = Names(model, warn_unnamed)
         self._slots = {}  # tensor -> Slot, in the order of registering
         self._tiers = {}  # name -> tier, where not auto
-        self._label = None
         self._div_scale = None
         self._decoupled, self._bias_correction = decoupled, bias_correction
         self._use_master, self._nonfinite = master, nonfinite
@@ -146,11 +155,7 @@ class FileOptimizer(torch.optim.Optimizer):
             temp_dir=temp_dir,
         )
         try:
-            info = self._session.info()
-            self._samples = None if info["temporary"] else Samples(self._session, self._names)
-            self._label = info["step"] if info["step"] is not None else info["committed_step"]
-            if fresh:
-                self._label = None
+            self._samples = None if self._session.info()["temporary"] else Samples(self._session, self._names)
             self._register([p for p in everything if p.requires_grad])
         except BaseException:
             session, self._session = self._session, None
@@ -260,7 +265,7 @@ class FileOptimizer(torch.optim.Optimizer):
 
     def _writing(self):
         """One small step around several writes: all of them or none are committed."""
-        return layout.writing(self._session, self._label or 0)
+        return layout.writing(self._session, self._session.last_step or 0)
 
     def _write_flat(self, handle, role, tensor, chunk=1 << 24):
         flat = tensor.reshape(-1)
@@ -348,7 +353,7 @@ class FileOptimizer(torch.optim.Optimizer):
 
     @whole()  # state, weights and what is noted of them belong together
     def _step(self):
-        if self._session is None:
+        if isinstance(self._session, Closed):
             raise ValueError("the optimizer is closed")
         todo = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None and self._is_ours(p)]
         if not todo:
@@ -380,9 +385,7 @@ class FileOptimizer(torch.optim.Optimizer):
             more, calls = self._samples.items([(p, weight) for p, (_, weight) in zip(params, keep)])
             items += more
             keep.append(calls)
-        label = 1 if self._label is None else self._label + 1
-        self._session.step(label, items, finite=self._nonfinite == "raise")
-        self._label = label
+        self._session.step(None, items, finite=self._nonfinite == "raise")
         for p, weight in copies:
             p.copy_(weight)
         _written(params)
@@ -400,20 +403,20 @@ class FileOptimizer(torch.optim.Optimizer):
 
     @property
     def last_step(self):
-        """The last step that was made, in this run or the one resumed; None: none yet."""
-        return self._label
+        """The last step that was made, in this run or the one resumed, by whichever of the optimizers that share the
+        session; None: none yet."""
+        return self._session.last_step or None  # 0 is what a fresh start writes down
 
     @whole()
     def rollback(self):
         """Returns the state, not the weights, to the last commit."""
         self._session.rollback()
-        self._label = self._session.committed_step
 
     @whole()
     def close(self):
         """Ends the session; embedded, that commits. A closed optimizer steps no more."""
-        if self._session is not None:
-            session, self._session = self._session, None
+        if not isinstance(self._session, Closed):
+            session, self._session = self._session, Closed(self._session.last_step)
             session.leave(self)
 
     def __enter__(self):
@@ -518,7 +521,9 @@ class AdamW(_AsTorchs):
     mount: a live mount point. backing: a directory. Neither: temporary. What is there already is refused unless
     resume=True (names and shapes are checked; "partial" lets new parameters start at zero), resume=N (True, if the state
     is of step N: else ValueError) or fresh=True. Optimizers of one process that name one backing or mount share its
-    session: they commit together, and the last one to be closed ends it.
+    session: they commit together, number their steps together, and the last one to be closed ends it. Steps are numbered
+    from 1 over all runs. state_dict() has the number of the step that it is of, and load_state_dict() goes on from that
+    one, also from an older one; a dict of torch's own has none, and the largest of its counts is taken.
     shard: (rank, world size), for ranks that each keep the state of their own shards: backing has a directory a rank.
     nonfinite="raise": NonFiniteGradient before anything is written. master=False: 16-bit weights are updated in place
     instead of through fp32 masters. 16-bit weights may be written at any time (loaded, clamped, through .data): the next
