@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 import warnings
 import weakref
@@ -47,6 +48,15 @@ class Lifetime(Case):
     def test_a_function_that_ends_frees_its_optimizer(self):
         self.assertIsNone(self.train()())
         self.assertIsNone(self.train(resume=True)())
+
+    def test_a_warning_that_is_an_error_leaves_nothing_open(self):
+        if os.statvfs("/dev/shm").f_bavail < 1 << 10:
+            self.skipTest("no room in /dev/shm")
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as in_ram, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with self.assertRaisesRegex(UserWarning, "in RAM"):
+                momentfs.Session(temp_dir=in_ram, **SMALL)
+            self.assertEqual([name for name in os.listdir(in_ram) if name.startswith("momentfs-tmp")], [])
 
     def test_an_exception_frees_it(self):
         try:

@@ -11,6 +11,7 @@ import weakref
 
 from momentfs import _lib
 from momentfs._lib import check, lib
+from momentfs.signals import whole
 
 
 def _close(handle, pid):
@@ -128,12 +129,18 @@ class Session:
             threads=threads or 0,
             message=self._on_message,
         )
-        handle = ctypes.c_void_p()
-        res = lib.moment_open(ctypes.byref(opts), ctypes.byref(handle))
-        self._tell()
+        self._h, handle = None, ctypes.c_void_p()
+        with whole():  # once it is open, the finalizer knows it
+            res = lib.moment_open(ctypes.byref(opts), ctypes.byref(handle))
+            if res >= 0:
+                self._h = handle
+                self._finalizer = weakref.finalize(self, _close, handle, os.getpid())
+        try:
+            self._tell()  # a warning may be an exception
+        except BaseException:
+            self.close()
+            raise
         check(res)
-        self._h = handle
-        self._finalizer = weakref.finalize(self, _close, handle, os.getpid())
         self._users = weakref.WeakSet()
         self._pid = os.getpid()
         self._asked = (bool(resume), fresh)
