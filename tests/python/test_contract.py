@@ -449,23 +449,40 @@ class Editing(Case):
         self.both(lambda o, p: o.state[p].__setitem__("exp_avg", o.state[p]["exp_avg"] * 0.5))
         self.both(lambda o, p: o.state[p].__setitem__("step", torch.tensor(7.0)))
         self.both(lambda o, p: o.state.__setitem__(p, o.state[p]))
+        self.both(lambda o, p: o.state.__delitem__(p))
+        self.both(lambda o, p: o.state[p].clear())
+        self.both(lambda o, p: o.state.clear())
+        self.both(lambda o, p: o.state.__setitem__(p, o.state.pop(p)))
+
+        def popped(o, p):
+            was = o.state.pop(p)
+            self.assertEqual((set(was), float(was["step"])), ({"step", "exp_avg", "exp_avg_sq"}, 3.0))
+            self.assertFalse(o.state.get(p))
+            self.assertIs(o.state.pop(torch.zeros(1), None), None)
+            with self.assertRaises(KeyError):
+                del o.state[torch.zeros(1)]
+
+        self.both(popped)
 
     def test_what_raises(self):
         p, opt = self.trained(lambda p: self.keep(AdamW([("w", p)], lr=0.1, **SMALL)))
         moment = lambda: opt.state[p]["exp_avg"]
         before = moment().clone()
+        storage = lambda t: t.untyped_storage() if hasattr(t, "untyped_storage") else t._storage()
         for edit in (
             lambda: moment().zero_(), lambda: moment().mul_(2), lambda: moment().__setitem__(slice(2, 4), 0.0),
             lambda: moment()[2:4].zero_(), lambda: moment()[1].fill_(3), lambda: moment().data.copy_(torch.zeros(8, 4)),
             lambda: moment().detach().add_(1), lambda: moment().view(-1).sub_(1), lambda: moment().t().__imul__(2),
             lambda: torch.add(before, 1, out=moment()), lambda: moment().copy_(before), lambda: opt.state[p]["step"].zero_(),
-            lambda: opt.state[p]["step"].add_(1), lambda: moment().numpy().__setitem__(0, 1), lambda: opt.state.__delitem__(p),
+            lambda: opt.state[p]["step"].add_(1), lambda: moment().numpy().__setitem__(0, 1),
             lambda: [row.zero_() for row in moment()], lambda: [part.zero_() for part in moment().chunk(2)],
             lambda: moment().unbind()[0].zero_(), lambda: torch._foreach_mul_([moment()], 0.0),
             lambda: torch.narrow(input=moment(), dim=0, start=0, length=2).zero_(),
             lambda: torch.max(before, 0, out=(moment()[0], torch.zeros(4, dtype=torch.long))),
             lambda: np.asarray(moment()).__setitem__(0, 1), lambda: torch.nn.init.zeros_(moment()),
-            lambda: opt.state[p].clear(), lambda: opt.state[p].pop("exp_avg"), lambda: opt.state.__setitem__(p, {"step": 1}),
+            lambda: opt.state[p].pop("exp_avg"), lambda: opt.state.popitem(),
+            lambda: torch.utils.dlpack.from_dlpack(moment()).zero_(), lambda: np.from_dlpack(moment()), lambda: moment().storage(),
+            lambda: moment()[1].__dlpack__(), lambda: storage(moment()).fill_(0), lambda: storage(moment().data),  lambda: opt.state.__setitem__(p, {"step": 1}),
             lambda: setattr(opt, "state", {torch.zeros(2): {}}),
         ):
             with self.assertRaises((RuntimeError, TypeError, ValueError)):

@@ -7,6 +7,8 @@ import torch
 OPERATORS = {f"__{name}__" for name in ("setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand",
                                         "ior", "ixor", "ilshift", "irshift", "set")}
 HARMLESS = {"requires_grad_", "retain_grad_"}
+# What gives out the memory itself, to be written where no operator sees it. (numpy() gives it for reading.)
+MEMORY = {"storage", "typed_storage", "untyped_storage", "_typed_storage", "__dlpack__"}
 
 
 def _all_of(cls, x):
@@ -22,11 +24,15 @@ def _all_of(cls, x):
 
 
 def storage_of(t):
-    return t.untyped_storage() if hasattr(t, "untyped_storage") else t._storage()
+    with torch._C.DisableTorchFunction():
+        return t.untyped_storage() if hasattr(t, "untyped_storage") else t._storage()
 
 
 class StateCopy(torch.Tensor):
-    """What opt.state[p]["exp_avg"] gives. Views of it are of this type too; what is computed from it is a plain tensor."""
+    """What opt.state[p]["exp_avg"] gives. Views of it are of this type too; what is computed from it is a plain tensor.
+
+    No subclass is asked by torch._C._to_dlpack(copy), torch.Tensor(copy) and torch.asarray(copy): they give ordinary tensors
+    with the copy's memory, whose edits change nothing on the drive."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -38,6 +44,9 @@ class StateCopy(torch.Tensor):
                 f"{name}: this is a copy of state on the drive, and an edit in place would be lost. Set the whole: "
                 "opt.state[p][key] = tensor"
             )
+        if name in MEMORY and args and isinstance(args[0], cls):
+            raise RuntimeError(f"{name}: this is a copy of state on the drive, and what is written to its memory would be lost. "
+                               "Take that of its clone(), and set the whole: opt.state[p][key] = tensor")
         ours = list(_all_of(cls, (args, kwargs)))
         with torch._C.DisableTorchFunction():
             versions = [t._version for t in ours]

@@ -86,7 +86,14 @@ class State(MutableMapping):
             self._write(key, value)
 
     def __delitem__(self, key):
-        raise TypeError("state on the drive cannot be deleted key by key")
+        if key not in self:
+            raise KeyError(key)
+        raise TypeError(f"{self._opt._names.of(self._p)}: state on the drive is forgotten as a whole, by del opt.state[p] or "
+                        f"opt.state[p].clear(), not key by key. To begin with other values: opt.state[p][{key!r}] = tensor")
+
+    def clear(self):
+        """As before the first update."""
+        self._opt.state[self._p] = {}
 
     def __iter__(self):
         return iter(self._names())
@@ -158,7 +165,30 @@ class States(MutableMapping):
                 self._extra[p] = value
 
     def __delitem__(self, p):
-        raise TypeError("state on the drive cannot be deleted this way")
+        """Forgets: it is as before the first update. The files stay, of zeros, as does the parameter's place in them."""
+        if p not in self:
+            raise KeyError(p)
+        if isinstance(p, torch.Tensor):
+            self[p] = {}
+        else:
+            del self._extra[p]
+
+    def pop(self, p, *default):
+        if default and p not in self:
+            return default[0]
+        was = self[p] if p in self else None
+        if isinstance(was, State):  # which will read what is there then
+            was = {key: plain(value) for key, value in was.items()}
+        del self[p]
+        return was
+
+    def popitem(self):
+        raise TypeError("which one? pop(p) gives and forgets the state of a parameter, clear() forgets all")
+
+    def clear(self):
+        """Forgets all of it, in one step."""
+        self._set({p: {} for p in self._opt._slots})
+        self._extra.clear()
 
     def __contains__(self, p):
         return p in (self._opt._slots if isinstance(p, torch.Tensor) else self._extra)
