@@ -137,7 +137,14 @@ class Sharing(Case):
         b.close()
         with self.assertRaisesRegex(ValueError, "of step 5, not of step 6"):
             self.pair(resume=6)
-        self.pair(resume=5)
+        one, a, two, b = self.pair(resume=5)
+        set_gradients(one, 4)
+        a.step()
+        with self.assertRaisesRegex(ValueError, "of step 6, not of step 5"):
+            AdamW(weights({"x": (3,)}), backing=self.backing(), **SMALL, resume=5)
+        set_gradients(two, 4)
+        b.step()  # who was refused has not ended the session of the others
+        self.assertEqual(a.last_step, 7)
 
     def test_a_second_one_that_wants_it_otherwise_is_told_what_is_there(self):
         one, a, two, b = self.pair()
@@ -477,6 +484,35 @@ class Parting(Case):
                     self.assertIs(o, opt)
         self.assertBits(p, q)
         self.assertEqual((opt.last_step, int(opt.state[p]["step"])), (1, 1))
+
+    def test_the_tables_of_parameters_without_names_are_made_late_if_need_be(self):
+        one, two = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(5))
+        with AdamW([("a", one)], backing=self.backing(), **SMALL) as opt:
+            one.grad = torch.ones_like(one)
+            opt.step()
+        opt = self.keep(AdamW([("a", one)], backing=self.backing(), **SMALL, resume=True, warn_unnamed=False))
+        session, register = opt._session, opt._session.register
+
+        def once(entries):
+            session.register = lambda entries: (_ for _ in ()).throw(MemoryError("none left"))
+            return register(entries)
+
+        session.register = once
+        with self.assertRaises(MemoryError):
+            opt.add_param_group({"params": [two]})
+        session.register = register
+        two.grad = torch.ones_like(two)
+        opt.step()
+        self.assertEqual(int(opt.state[two]["step"]), 1)
+        self.assertIsNotNone(opt._samples._table(0))
+
+    def test_a_session_that_ends_by_itself_says_what_its_commit_met(self):
+        told = io.StringIO()
+        with unittest.mock.patch.object(momentfs.session.lib, "moment_close", lambda handle: -28), \
+                unittest.mock.patch.object(momentfs.session.lib, "moment_error", lambda: b"the last commit failed: ENOSPC"), \
+                unittest.mock.patch.object(sys, "stderr", told):
+            momentfs.session._close(None, os.getpid())
+        self.assertIn("without close(): the last commit failed: ENOSPC", told.getvalue())
 
     def test_what_is_registered_is_known_whatever_comes_next(self):
         one, two = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(5))

@@ -15,8 +15,9 @@ from momentfs.signals import whole
 
 
 def _close(handle, pid):
-    if os.getpid() == pid:
-        lib.moment_close(handle)
+    """Of a session that nobody has closed before its last reference went, or the process ends: nobody hears an exception."""
+    if os.getpid() == pid and lib.moment_close(handle) < 0 and sys.stderr is not None:
+        print(f"momentfs: a session has ended without close(): {lib.moment_error().decode('utf-8', 'replace')}", file=sys.stderr)
 
 
 def _path(p):
@@ -145,15 +146,17 @@ class Session:
         self._pid = os.getpid()
         self._asked = (bool(resume), fresh)
         if resume is not False and resume != "partial" and not isinstance(resume, bool):
-            self._expect_step(resume)
+            try:
+                self._expect_step(resume)
+            except BaseException:
+                self.close()
+                raise
 
     def _expect_step(self, step):
         found = self.last_step
         if found != step:
-            backing = self.info()["backing"]
-            self.close()
             raise ValueError(
-                f"{backing}: the state is of {'no step' if found is None else f'step {found}'}, not of step {step}: "
+                f"{self.info()['backing']}: the state is of {'no step' if found is None else f'step {found}'}, not of step {step}: "
                 "load the weights of that step, or resume=True to go on all the same"
             )
 

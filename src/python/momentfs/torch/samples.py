@@ -117,6 +117,9 @@ class Samples:
             place = self._names.place(p)
             if place is not None:
                 rows.setdefault(place // ROWS, []).append((place % ROWS, weight))
+        lacking = [self._entry(n) for n in rows if self._table(n) is None]
+        if lacking:  # an exception came between the calls that register the parameters and their tables
+            self._session.register(lacking)
         calls = [_lib.BLOCK_FN(self._writer(todo)) for todo in rows.values()]
         return [_lib.Item(param=self._table(n), fn=call) for n, call in zip(rows, calls)], calls
 
