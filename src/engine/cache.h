@@ -336,6 +336,9 @@ bool space_trim(struct cache *c, uint64_t floor);
  * written to yet. -ENOSPC: the pool as it is has no room for them; -ENOMEM. All is as before then.
  */
 int space_repack(struct cache *c);
+/* Has the pool grow, if it can, so that state with places of up to `longest` bytes will find them
+ * again when the disk is full. */
+void space_keep_slack(struct cache *c, uint32_t longest);
 /* Gives the free tail back at the end, at once: nothing is asked for any more, so no place is kept for a next
  * write. Returns the bytes. */
 uint64_t space_trim_all(struct cache *c);

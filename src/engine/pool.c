@@ -33,6 +33,7 @@
 #include "engine/pool_map.h"
 #include "engine/pool_super.h"
 
+#define GROW_FIRST (4ull << 20)
 #define GROW_STEP  (256ull << 20)
 #define GROW_SHARE 8 /* of the file's size */
 #define HOST_SHARE 4 /* most of the host's free space that one step takes for itself */
@@ -409,8 +410,9 @@ int pool_grow_begin(struct pool *p, uint64_t need, struct pool_grow *g)
 	if (!need || need > most)
 		return need ? -ENOSPC : -EINVAL;
 	need = round_up_u64(need, MOMENT_UNIT);
-	/* Large steps for long runs, but a small state on a small disk takes a small step. */
-	step = min_u64(max_u64(GROW_STEP, size / GROW_SHARE), host / HOST_SHARE);
+	/* Large steps for long runs; but a small state takes little, and on a small disk less. */
+	step = min_u64(max_u64(size, GROW_FIRST), max_u64(GROW_STEP, size / GROW_SHARE));
+	step = min_u64(step, host / HOST_SHARE);
 	step = min_u64(max_u64(step / MOMENT_UNIT * MOMENT_UNIT, need), most);
 
 	*g = (struct pool_grow){.from = size, .to = size + step, .need = need};

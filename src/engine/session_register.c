@@ -363,6 +363,7 @@ static void reserve(struct waiter *w)
 {
 	struct reg *r = container_of(w, struct reg, w);
 	struct session *s = r->s;
+	uint64_t longest = 0;
 
 	if (s->dead) {
 		reg_fail(r, -ECANCELED);
@@ -399,8 +400,10 @@ static void reserve(struct waiter *w)
 				reg_fail(r, x);
 				return;
 			}
+			longest = max_u64(longest, min_u64(f->size, s->e->c.block));
 		}
 	}
+	space_keep_slack(&s->e->c, (uint32_t)round_up_u64(longest, MOMENT_UNIT));
 	make_durable(r);
 }
 

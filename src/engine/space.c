@@ -237,6 +237,25 @@ out:
 	return r;
 }
 
+/*
+ * Free room that should be beside the places of the state. Runs are cut up by places of many lengths,
+ * and without any room to spare there may be no way to deal them out again; with the longest place
+ * four times there is (tried on random lengths: two of them were always enough).
+ */
+static uint64_t slack(uint32_t longest)
+{
+	return 4ull * longest;
+}
+
+void space_keep_slack(struct cache *c, uint32_t longest)
+{
+	struct pool_info pi;
+
+	pool_get_info(c->pool, &pi);
+	if (pi.free < slack(longest))
+		space_grow(c, slack(longest) - pi.free); /* if it can be had */
+}
+
 /* The size of the file in which all state finds its places again; UINT64_MAX: none was found. */
 static uint64_t size_for_state(struct cache *c)
 {
@@ -255,6 +274,8 @@ static uint64_t size_for_state(struct cache *c)
 		end = max_u64(end, want.v[i].off.o + want.v[i].len);
 		pool_free(c->pool, want.v[i].off, want.v[i].len);
 	}
+	if (want.n)
+		end += slack(want.v[0].len); /* the longest is first now */
 	free(want.v);
 	return r ? UINT64_MAX : end;
 }

@@ -467,23 +467,29 @@ static void grows_in_large_steps_up_to_the_limit(void **state)
 	host.free = 100 * GIB;
 	assert_int_equal(pool_grow_begin(p, 4096, &g), 0);
 	assert_int_equal(g.from, POOL_SUPER_SIZE);
-	assert_int_equal(g.to - g.from, 256 * MIB);
+	assert_int_equal(g.to - g.from, 4 * MIB); /* a small pool takes little */
 	assert_int_equal(pool_grow_begin(p, 4096, &other), -EALREADY);
 	assert_int_equal(info(p).size, POOL_SUPER_SIZE);
 	pool_grow_run(p, &g);
 	assert_int_equal(g.res, 0);
 	assert_int_equal(info(p).size, POOL_SUPER_SIZE); /* not published before the end */
 	pool_grow_end(p, &g);
-	assert_int_equal(info(p).size, POOL_SUPER_SIZE + 256 * MIB);
+	assert_int_equal(info(p).size, POOL_SUPER_SIZE + 4 * MIB);
 	assert_int_equal(file_size(p), info(p).size);
+	assert_int_equal(grow(p, 1), 0); /* as much again */
+	assert_int_equal(info(p).size, 2 * (POOL_SUPER_SIZE + 4 * MIB));
 
 	assert_int_equal(grow(p, 300 * MIB), 0); /* more than a step is needed */
-	assert_int_equal(info(p).size, POOL_SUPER_SIZE + 556 * MIB);
+	assert_int_equal(info(p).size, 2 * POOL_SUPER_SIZE + 308 * MIB);
+	assert_int_equal(pool_grow_begin(p, 4096, &g), 0); /* no more than a large step */
+	assert_int_equal(g.to - g.from, 256 * MIB);
+	pool_grow_run(p, &g);
+	pool_grow_end(p, &g);
 	assert_int_equal(grow(p, 100 * MIB), -ENOSPC);
 	assert_int_equal(info(p).available, 600 * MIB - POOL_SUPER_SIZE);
 	assert_int_equal(grow(p, 1), 0);
 	assert_int_equal(info(p).size, 600 * MIB);
-	assert_int_equal(info(p).grown, 3);
+	assert_int_equal(info(p).grown, 5);
 	assert_int_equal(grow(p, 1), -ENOSPC);
 	assert_int_equal(grow(p, 0), -EINVAL);
 	pool_close(p);
@@ -504,10 +510,11 @@ static void small_host_is_not_filled_by_one_step(void **state)
 
 	(void)state;
 	host.free = 100 * MIB;
+	assert_int_equal(grow(p, 30 * MIB), 0);
 	assert_int_equal(grow(p, 4096), 0);
-	assert_int_equal(info(p).size, POOL_SUPER_SIZE + 25 * MIB);
+	assert_int_equal(info(p).size, POOL_SUPER_SIZE + 55 * MIB);
 	assert_int_equal(grow(p, 60 * MIB), 0); /* what is needed is taken, though */
-	assert_int_equal(info(p).size, POOL_SUPER_SIZE + 85 * MIB);
+	assert_int_equal(info(p).size, POOL_SUPER_SIZE + 115 * MIB);
 	assert_int_equal(grow(p, 101 * MIB), -ENOSPC);
 	pool_close(p);
 }
@@ -537,10 +544,9 @@ static void host_that_runs_full_gives_a_smaller_step(void **state)
 		/* It says 64 GiB are free, but a quota says otherwise. */
 		host.error = errors[i];
 		host.capacity = 100 * MIB;
-		assert_int_equal(grow(p, 4096), 0);
-		assert_int_equal(info(p).size, POOL_SUPER_SIZE + 64 * MIB);
-		assert_int_equal(grow(p, 30 * MIB), 0);
-		assert_in_range(info(p).size, POOL_SUPER_SIZE + 94 * MIB, host.capacity);
+		assert_int_equal(grow(p, 60 * MIB), 0);
+		assert_int_equal(grow(p, 4 * MIB), 0);
+		assert_in_range(info(p).size, POOL_SUPER_SIZE + 64 * MIB, host.capacity);
 		/* What a failing fallocate leaves behind is given back. */
 		host.leftover = 99 * MIB;
 		assert_int_equal(grow(p, 30 * MIB), -ENOSPC);
