@@ -71,6 +71,30 @@ class Lifetime(Case):
             pass
         self.assertIsNone(self.train(fresh=True)())
 
+    def test_an_interrupt_frees_it(self):
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        def interrupted():
+            named = weights(SHAPES)
+            opt = AdamW(named, backing=self.backing(), **SMALL, resume="partial")
+            set_gradients(named, 1)
+            opt._check_parameter = lambda *_: signal.raise_signal(signal.SIGALRM)  # in the midst of what is done as a whole
+            refs.append(weakref.ref(opt))
+            opt.step()
+
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, stop))
+        refs = []
+        for _ in range(2):
+            try:  # assertRaises() would clear the frames
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    interrupted()
+                self.fail("not interrupted")
+            except KeyboardInterrupt:
+                pass
+            self.assertIsNone(refs.pop()())
+
     def test_state_that_outlives_its_optimizer_says_so(self):
         opt = AdamW(weights(SHAPES), **SMALL)
         state = opt.state
@@ -730,6 +754,17 @@ class StateDicts(Case):
             return  # torch 1.13 cannot load its own optimizers' state so
         self.assertEqual(set(saved["state"]), {0, 1})
         opt.load_state_dict(saved)
+
+    def test_a_groups_keys_are_those_of_the_dict(self):
+        named = weights(SHAPES)
+        got = []
+        for opt in (self.keep(AdamW(named, **SMALL)), torch.optim.AdamW([p for _, p in named], foreach=False)):
+            saved = opt.state_dict()
+            torch.optim.lr_scheduler.StepLR(opt, 1)
+            opt.param_groups[0]["more"] = 1
+            opt.load_state_dict(saved)
+            got.append(sorted(opt.param_groups[0]))
+        self.assertEqual(*got)
 
     def test_names_only_where_they_were_given(self):
         ps = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(4))]

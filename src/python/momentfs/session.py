@@ -360,6 +360,8 @@ class Session:
             if raised:
                 raise raised[0]
             raise
+        finally:
+            raised.clear()  # or they and this frame would hold each other
 
     @staticmethod
     def _block_item(np, param, p, g, fn, raised, keep):

@@ -47,11 +47,15 @@ class whole(contextlib.ContextDecorator):
     def __exit__(self, *exc):
         raised = self._restore()
         handlers = dict(self._saved)
-        for number, frame in self._came:
-            try:
-                handlers[number](number, frame)
-            except BaseException as e:  # the others are called all the same
-                raised = e
-        if raised is not None:
-            raise raised
-        return False
+        came, self._came, frame = self._came, [], None
+        try:
+            for number, frame in came:
+                try:
+                    handlers[number](number, frame)
+                except BaseException as e:  # the others are called all the same
+                    raised = e
+            if raised is not None:
+                raise raised
+            return False
+        finally:  # an exception that its own frame holds would keep all of the frames above, and the optimizer in them
+            del raised, came, frame

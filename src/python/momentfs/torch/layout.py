@@ -362,6 +362,8 @@ def load(opt, state_dict):
     if hasattr(opt, "_load_foreign"):
         opt._load_foreign({p: e for p, e in saved.items() if p not in ours})
     for saved_group, group in zip(state_dict["param_groups"], opt.param_groups):
+        for key in set(group) - set(saved_group) - set(opt.defaults) - {"params"}:
+            del group[key]  # as torch does: a scheduler that came later begins anew, by its initial_lr
         for key, value in saved_group.items():
             if key not in ("params", "param_names"):
                 group[key] = value
