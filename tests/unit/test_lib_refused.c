@@ -362,6 +362,52 @@ static void resuming_tells_of_which_step_the_state_is(void **state)
 	model_free(m);
 }
 
+static void last_is(struct moment_session *s, uint64_t want)
+{
+	uint64_t step;
+
+	ok(moment_last_step(s, &step));
+	assert_int_equal(step, want);
+}
+
+/* Nobody has to keep a number beside the session's own. */
+static void the_session_numbers_its_steps(void **state)
+{
+	struct model *m = model_new();
+	struct moment_item items[TENSORS];
+	struct moment_session *s = open_in(*state, 0);
+
+	ok(moment_register(s, m->param, TENSORS));
+	last_is(s, MOMENT_STEP_NONE);
+	ok(moment_step(s, MOMENT_STEP_NEXT, items, model_items(m, 1, items), 0));
+	last_is(s, 1);
+	ok(moment_commit(s, 1));
+	ok(moment_pre_step(s, MOMENT_STEP_NEXT));
+	last_is(s, 1);
+	ok(moment_abort_step(s));
+	last_is(s, 1);
+	ok(moment_pre_step(s, MOMENT_STEP_NEXT));
+	refused(moment_post_step(s, 3, 0), -EINVAL, "step 2 is open, not 3");
+	ok(moment_post_step(s, MOMENT_STEP_NEXT, 0));
+	last_is(s, 2);
+	ok(moment_set_param_step(s, m->param[0].handle, 7)); /* a small step of its own */
+	last_is(s, 2);
+	ok(moment_step(s, 40, items, model_items(m, 2, items), 0));
+	ok(moment_step(s, MOMENT_STEP_NEXT, items, model_items(m, 3, items), 0));
+	last_is(s, 41);
+	ok(moment_rollback(s));
+	last_is(s, 1);
+	ok(moment_close(s));
+
+	s = open_in(*state, MOMENT_OPEN_RESUME);
+	last_is(s, 1);
+	ok(moment_close(s));
+	s = open_in(*state, MOMENT_OPEN_FRESH);
+	last_is(s, MOMENT_STEP_NONE);
+	ok(moment_close(s));
+	model_free(m);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, drop_folder)
 
 int main(void)
@@ -372,6 +418,7 @@ int main(void)
 		TEST(the_smallest_eps_that_counts_is_taken),
 		TEST(a_program_built_with_other_structs_is_refused),
 		TEST(resuming_tells_of_which_step_the_state_is),
+		TEST(the_session_numbers_its_steps),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
