@@ -17,7 +17,7 @@
  * the file says). Leased memory is the RAM tier's own: valid from the reply until the release. A
  * write lease excludes every other lease, and write-back. A read lease excludes write leases of
  * others only in that both parties are the same session: readers in other processes may see a mix
- * within a step (DESIGN section 3).
+ * within a step.
  *
  * One step: PRE_STEP, any number of ADVANCE and PREFETCH and STEPS, POST_STEP. Write leases are
  * granted only inside a step. All leases must be released before POST_STEP. If the connection ends
