@@ -9,6 +9,9 @@
  * one. SQLite reads the JSON. Nothing is believed that registration does not check against the files
  * afterwards. From the first look to the last the file's inode is referenced: whoever removes it
  * meanwhile takes only its name.
+ *
+ * The last commit has plain files there, and a session's rollback would make them that again: so
+ * registration asks for a commit first (engine.adopted), as for what it makes.
  */
 #include <errno.h>
 #include <sqlite3.h>
@@ -149,6 +152,8 @@ static void adopt_make(struct waiter *w)
 	if (r == 1)
 		return;
 	a->res = r;
+	if (!r)
+		a->e->adopted = true;
 	/* Who has looked at the file knows another length and another text: told with the rest, before
 	 * the session's HELLO is answered. */
 	adopt_done(a);

@@ -90,6 +90,7 @@ struct engine {
 	unsigned int telling; /* ways back that are done, while the kernel may show what was before: torn */
 	bool reverting;
 	struct session *writer; /* the one writing session */
+	bool adopted; /* parameters were taken over (adopt.c), and no commit has been asked for since */
 	struct list sessions;
 	struct list parked;    /* ops that came while reverting */
 	struct list after;     /* waiters for its end */

@@ -99,8 +99,8 @@ enum {
 int ns_setattr(struct ns *ns, uint64_t ino, unsigned int mask, const struct ns_attr *in,
 	       struct ns_attr *out);
 
-/* A file loses these set-ID bits. Which, the edge says (setid.c of the daemon): it knows the caller. */
-void ns_kill_setid(struct ns *ns, uint64_t ino, uint32_t bits);
+/* Somebody without the privilege to keep them has written to the file: it loses its set-ID bits. */
+void ns_kill_setid(struct ns *ns, uint64_t ino);
 
 /*
  * Reading a directory: calls fn for each entry after `cookie` (0: from the start) until fn returns
@@ -141,6 +141,9 @@ int ns_open(struct ns *ns, uint64_t ino, bool write);
 void ns_release(struct ns *ns, uint64_t ino, bool write);
 unsigned int ns_open_writers(struct ns *ns, uint64_t ino);
 unsigned int ns_open_writers_total(struct ns *ns);
+
+/* Has a commit taken it since it was made, or was it there at the mount? */
+bool ns_is_stored(struct ns *ns, uint64_t ino);
 
 /*
  * Sessions: a file becomes registered only while nobody has it open for writing (-EBUSY), and its

@@ -96,6 +96,13 @@ void reg_shape(const struct entry *e, char out[SHAPE_TEXT])
 
 /* ---- checking ---- */
 
+int reg_in_use(struct reg *r, const struct entry *e, const char *file)
+{
+	return reg_error(r, -EBUSY,
+			 "params/%s/%s is open for writing in another program: close it first",
+			 e->dirname, file);
+}
+
 static int check_existing(struct reg *r, struct entry *e)
 {
 	struct ns *ns = r->s->e->c.ns;
@@ -130,6 +137,8 @@ static int check_existing(struct reg *r, struct entry *e)
 				"parameter %s: its shape is %s, the state on disk is of shape %s",
 				e->label, want, have);
 	}
+	if (fresh && !ns_peek(ns, e->dir, "meta.json", &a) && ns_open_writers(ns, a.ino))
+		return reg_in_use(r, e, "meta.json");
 	session_get_text(ns, e->dir, "user.moment.step", have, sizeof(have));
 	e->step = strtoull(have, NULL, 10);
 	for (unsigned int k = 0; k < MOMENT_ROLES; k++) {
@@ -160,6 +169,9 @@ static int check_existing(struct reg *r, struct entry *e)
 			return reg_error(r, -EINVAL, "parameter %s is registered already",
 					 e->label);
 		e->ino[k] = a.ino;
+		/* Seen here already, so that nothing is dropped for what is then refused (MOMENT_REG_CHECK). */
+		if (!r->s->readonly && ns_open_writers(ns, a.ino))
+			return reg_in_use(r, e, session_role[k]);
 		session_get_text(ns, a.ino, "user.moment.dtype", have, sizeof(have));
 		if (!fresh &&
 		    (strcmp(have, session_dtype[e->m->dtype[k]].name) || a.size != reg_bytes(e, k)))

@@ -51,6 +51,7 @@ struct reg {
 
 /* Notes the text for the reply; returns res. */
 int reg_error(struct reg *r, int res, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+int reg_in_use(struct reg *r, const struct entry *e, const char *file); /* -EBUSY */
 
 /* One entry of the message, `left` bytes at `at`. */
 int reg_parse(struct reg *r, struct entry *e, const char *at, size_t left);

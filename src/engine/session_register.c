@@ -119,9 +119,7 @@ static int make_file(struct reg *r, struct entry *e, unsigned int k)
 		return 0;
 	x = e->f[k]->session ? -EBUSY : ns_register(c->ns, a.ino);
 	if (x)
-		return reg_error(
-			r, x, "params/%s/%s is open for writing in another program: close it first",
-			e->dirname, session_role[k]);
+		return reg_in_use(r, e, session_role[k]);
 	e->registered[k] = true;
 	e->f[k]->session = s;
 	if (e->made_file[k]) {
@@ -419,6 +417,8 @@ static void committed(struct commit_wait *w, int res)
 			"the parameters are made, but the commit that records them failed: %s; cure the drive "
 			"(momentctl status has the details) and register again",
 			strerror(-res));
+	else
+		r->s->e->adopted = false;
 	if (res || r->s->dead)
 		reg_fail(r, res ? res : -ECANCELED);
 	else
@@ -486,27 +486,36 @@ static int fresh(struct reg *r)
 	return x;
 }
 
+/* No commit knows it as it is registered: made here, adopted, or copied in with its attributes. */
+static bool is_new(const struct reg *r, const struct entry *e)
+{
+	bool new = !ns_is_stored(r->s->e->c.ns, e->dir);
+
+	for (unsigned int k = 0; k < MOMENT_ROLES; k++)
+		new = new || e->made_file[k] ||
+		      (e->f[k] && !ns_is_stored(r->s->e->c.ns, e->f[k]->ino));
+	return new;
+}
+
 /*
- * What was made is committed before the first step: a parameter that no commit knows could not be
+ * What is new is committed before the first step: a parameter that no commit knows could not be
  * left out of a commit, nor taken back to its last one.
  */
 static void make_durable(struct reg *r)
 {
-	bool made = r->flags & MOMENT_REG_FRESH;
+	bool made = r->flags & MOMENT_REG_FRESH || r->s->e->adopted;
 	struct cache *c = &r->s->e->c;
 	int x = 0;
 
-	if (made) {
+	if (r->flags & MOMENT_REG_FRESH) {
 		cache_quiet(c);
 		x = fresh(r);
 		cache_loud(c);
 	}
 	if (x == 1)
 		return;
-	for (uint32_t i = 0; i < r->n; i++) {
-		for (unsigned int k = 0; k < MOMENT_ROLES; k++)
-			made = made || r->e[i].made_file[k];
-	}
+	for (uint32_t i = 0; i < r->n && !made; i++)
+		made = is_new(r, &r->e[i]);
 	if (x) {
 		reg_fail(r, x);
 	} else if (made) {

@@ -540,8 +540,12 @@ static int register_locked(struct moment_session *s, struct moment_param *params
 	res = wanted_all(s, params, n, want);
 	if (res == 0 && first)
 		res = judge(s, want, n);
-	if (res == 0 && first && (s->flags & MOMENT_OPEN_FRESH))
-		res = drop_extras(s, want, n);
+	if (res == 0 && first && (s->flags & MOMENT_OPEN_FRESH)) {
+		/* Nothing is dropped for a start that is then refused. */
+		res = s->path->ops->add(s->path, want, n, flags | MOMENT_REG_CHECK);
+		if (res == 0)
+			res = drop_extras(s, want, n);
+	}
 	if (res == 0)
 		res = s->path->ops->add(s->path, want, n, flags);
 	for (i = 0; res == 0 && i < n; i++) {

@@ -184,6 +184,34 @@ static void test_open_for_writing(void **state)
 	train_and_look(meta);
 }
 
+/* What a session has adopted is known to a commit before its first step: so it can go back to that. */
+static void test_rolled_back(void **state)
+{
+	uint64_t d, meta;
+
+	(void)state;
+	for (int committed = 0; committed < 2; committed++) {
+		meta = copy_in(&d);
+		if (committed) /* as plain files */
+			assert_int_equal(sync_all(), 0);
+		assert_int_equal(wire_hello(&w, 0), 0);
+		assert_int_equal(reg(&w, MOMENT_REG_EXIST, vec("a", NUMEL)), 0);
+		do_step(4, 0, 1);
+		assert_int_equal(wire_simple(&w, MOMENT_MSG_ROLLBACK, 0), 0);
+		assert_int_equal(byte_at("a/exp_avg", 50), 7);
+		xattr_is("a", "user.moment.step", "3");
+		xattr_is("a", "user.moment.shape", "[1000]");
+		assert_int_equal(flags_of(meta), NS_GENERATED);
+		detach(&w);
+		for (int i = 0; i < 3; i++)
+			assert_int_equal(
+				ns_unlink(engine_ns(e), d, (const char *[]){"exp_avg", "exp_avg_sq", "meta.json"}[i]),
+				0);
+		assert_int_equal(ns_rmdir(engine_ns(e), NS_ROOT, "a"), 0);
+		attach(&w);
+	}
+}
+
 /* A fresh start on a directory that never was a parameter's. */
 static void test_fresh_over_a_plain_file(void **state)
 {
@@ -300,6 +328,7 @@ int main(void)
 		T(test_committed_and_changed),
 		T(test_in_use),
 		T(test_open_for_writing),
+		T(test_rolled_back),
 		T(test_fresh_over_a_plain_file),
 		T(test_removed),
 		T(test_removed_while_it_waits),
