@@ -260,6 +260,9 @@ void data_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	if (t)
 		fi->fh = (uint64_t)(uintptr_t)t;
 	fi->direct_io = t != NULL;
+	/* splice(2) and copy_file_range(2), and so cp, fill and read pages all the same: of this opening only. */
+	if (t)
+		fi->keep_cache = 0;
 	if (fuse_reply_open(req, fi) < 0) {
 		if (!ino_is_virtual(ino))
 			close_handle(d, ino, opens_for_writing(fi));
@@ -367,20 +370,49 @@ static void write_seen(struct notify_job *j)
 	request_put(r);
 }
 
+static void pages_dropped(struct notify_job *j)
+{
+	request_put(container_of(j, struct request, notify));
+}
+
+/* Drops the kernel's pages of the request's range from `from` on, and then does what `run` says. */
+static bool drop_pages(struct request *r, uint64_t from, void (*run)(struct notify_job *))
+{
+	r->notify = (struct notify_job){.run = run,
+					.ino = r->op.ino,
+					.off = r->op.off + from,
+					.len = r->op.len - from};
+	atomic_fetch_add(&r->refs, 1);
+	if (notify_pages(r->d->notify, &r->notify))
+		return true;
+	atomic_fetch_sub(&r->refs, 1);
+	return false;
+}
+
 static bool finish_write(struct request *r, int64_t res)
 {
 	if (res >= 0)
 		lost_found(r->d, r->op.ino, r->op.off, r->op.off + (uint64_t)res);
 	r->result = res;
-	if (r->direct) { /* one that failed may have written a part */
-		r->notify = (struct notify_job){
-			.run = write_seen, .ino = r->op.ino, .off = r->op.off, .len = r->op.len};
-		atomic_fetch_add(&r->refs, 1);
-		if (notify_direct(r->d->notify, &r->notify))
-			return false;
-		atomic_fetch_sub(&r->refs, 1);
-	}
+	/* One that failed may have written a part. */
+	if (r->direct && drop_pages(r, 0, write_seen))
+		return false;
 	answer_write(r);
+	/*
+	 * The kernel puts the bytes in its pages before it asks, and who has those mapped goes on seeing
+	 * what was refused. It holds the pages until it has the answer.
+	 */
+	if (!r->op.arg && res < (int64_t)r->op.len)
+		drop_pages(r, res > 0 ? (uint64_t)res : 0, pages_dropped);
+	return false;
+}
+
+/* One that was refused may have zeroed a part, and only after one that succeeds the kernel drops its pages. */
+static bool finish_punch(struct request *r, int64_t res)
+{
+	r->result = res;
+	if (res >= 0 || !drop_pages(r, 0, write_seen))
+		reply_err(r->req, (int)res);
 	return false;
 }
 
@@ -409,9 +441,11 @@ void data_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, of
 	r->direct = past_pages(fi);
 	if (!r->direct)
 		ns_set_paged(r->d->ns, ino);
-	setid_changed(req, ino, SETID_KERNEL_SAYS);
+	if (rx_kills_setid())
+		ns_kill_setid(r->d->ns, ino);
 	r->buf = rx_take(); /* `buf` lies in it */
-	r->op.arg = fi->writepage; /* the kernel would not offer the rest again */
+	/* All or an error: pages are not offered again, and a short O_DIRECT write the kernel calls EIO. */
+	r->op.arg = fi->writepage || r->direct;
 	r->op.accepted = on_accepted;
 	r->op.data = buf;
 	r->op.off = (uint64_t)off;
@@ -529,8 +563,10 @@ void data_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t l
 		reply_err(req, res);
 		return;
 	}
-	setid_changed(req, ino, SETID_ALLOCATE);
-	r = request_create(req, punch ? ENGINE_PUNCH : ENGINE_ALLOCATE, ino, finish_plain);
+	if (fuse_req_ctx(req)->uid != 0) /* FALLOCATE has no flag for it */
+		ns_kill_setid(daemon_of(req)->ns, ino);
+	r = request_create(req, punch ? ENGINE_PUNCH : ENGINE_ALLOCATE, ino,
+			   punch ? finish_punch : finish_plain);
 	if (!r)
 		return;
 	r->op.off = (uint64_t)off;

@@ -3,10 +3,12 @@
  * notify.c - tells the kernel what it holds and is not so any more: pages, attributes, names.
  *
  * What that is, and by which ways it comes about, is in the table of engine/ns_stale.c, with one
- * exception, which is made here: a write with O_DIRECT. The kernel drops the pages of its range before
+ * exception, of what a request itself leaves in the kernel's pages (notify_pages): a write with O_DIRECT. The kernel drops the pages of its range before
  * such a write is sent, and for one that is asynchronous not again afterwards; a reader beside it
  * would put the old bytes back there, to stay. So while a file may have pages, the range is dropped
- * once more when its bytes are in their place, and then the write is answered.
+ * once more when its bytes are in their place, and then the write is answered. And a write or a punch
+ * that is refused, for want of room: of the one the kernel has the bytes already, of the other it keeps
+ * what may be zeros now.
  *
  * The notify thread makes the calls and holds nothing meanwhile: the kernel waits for pages that
  * are being read, and for directories that are being changed, and those requests are answered by
@@ -148,7 +150,7 @@ void notify_boundary(void *arg, struct engine_boundary *b)
 	}
 }
 
-bool notify_direct(struct notify *n, struct notify_job *j)
+bool notify_pages(struct notify *n, struct notify_job *j)
 {
 	return j->len && ns_is_paged(n->d->ns, j->ino) && queue(n, j);
 }

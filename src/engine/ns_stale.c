@@ -20,7 +20,10 @@
  *   size, blocks of a file that is   stores through mappings          nobody: never kept (timeout 0)
  *     open for writing
  *   bytes                            a write with O_DIRECT            the daemon, before it answers, by
- *                                                                     range (notify_direct)
+ *                                                                     range (notify_pages)
+ *   bytes                            a punch that is refused, in part  the same
+ *   bytes the kernel has already     a write that is refused, or       the daemon, after it has answered:
+ *                                    short, for want of room          the kernel holds the pages till then
  *   all of it                        write, truncate, fallocate,      the kernel itself
  *                                    punch, create, unlink, rename,
  *                                    chmod ... through the mount

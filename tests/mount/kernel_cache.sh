@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The kernel keeps no bytes, attributes or names that were changed behind its back: by a session's steps, a fresh start, a
-# rollback, a removal, adoption, and by O_DIRECT writes. Everything is looked at before and at once afterwards, so that
+# rollback, a removal, adoption, by O_DIRECT writes, and by writes and punches that found no room. Everything is looked at before and at once afterwards, so that
 # what the kernel would keep for a second shows.
 . "$(dirname "$0")/../functions.sh"
 requires_fuse
@@ -8,7 +8,7 @@ requires_python numpy
 mnt=$tmp/mnt
 
 cat >"$tmp/changes.py" <<'PY'
-import json, mmap, os, subprocess, sys
+import errno, json, mmap, os, subprocess, sys
 import numpy as np
 from momentfs.session import Session
 
@@ -125,9 +125,109 @@ text = open(params + "/x/meta.json").read()
 assert json.loads(text)["name"] == "x" and os.stat(params + "/x/meta.json").st_size == len(text), "adopted meta.json"
 s.close()
 subprocess.run(["rm", "-r", params + "/x"], check=True)
+
+# cp within the mount reads through the kernel's pages what is made up, too: each copy has the step of its time.
+s = session(resume="partial")
+(h, _, n), = s.register([{"name": "w", "shape": (30000,)}])
+for step in range(n + 1, n + 4):
+    s.step_blocks(10 + step, [(h, W, W, fill(step))])
+    src = os.open(params + "/w/meta.json", os.O_RDONLY)
+    dst = os.open(params + "/copy", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    while os.copy_file_range(src, dst, 4096):
+        pass
+    copy = json.loads(os.pread(dst, 4096, 0))
+    assert copy["step"] == step, f"a copy of meta.json tells of step {copy['step']}, not {step}"
+    os.close(src)
+    os.close(dst)
+os.unlink(params + "/copy")
+
+# A fresh start that is refused, for one file that is open for writing, drops and changes nothing.
+(h2, _, _), = s.register([{"name": "v", "shape": (30000,)}])
+s.step_blocks(20, [(h, W, W, fill(5)), (h2, W, W, fill(6))])
+s.commit()
+s.close()
+for held in "w", "v":
+    before = look("before a fresh start")
+    fd = os.open(f"{params}/{held}/exp_avg", os.O_RDWR)
+    s = session(fresh=True)
+    try:
+        s.register([{"name": "w", "shape": (30000,)}])
+        raise AssertionError("a fresh start over what is open for writing")
+    except OSError as e:
+        assert e.errno == errno.EBUSY and f"{held}/exp_avg is open for writing" in str(e), e
+    s.close()
+    os.close(fd)
+    now = look("refused")
+    assert now.keys() == before.keys(), f"a fresh start that is refused drops {before.keys() - now.keys()}"
+    bytes_are_true(now, "refused")
+    assert all(now[n][4] == before[n][4] for n in now if len(now[n]) > 4), "a fresh start that is refused changes bytes"
+PY
+
+# On a full pool: what is refused is not seen by whoever has the file mapped, and what happened to a part is.
+cat >"$tmp/refused.py" <<'PY'
+import ctypes, errno, mmap, os, sys, time
+params = sys.argv[1] + "/params"
+BLOCK = 65536
+libc = ctypes.CDLL(None, use_errno=True)
+libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+def truth(path, n):
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    b = mmap.mmap(-1, n)
+    os.preadv(fd, [b], 0)
+    os.close(fd)
+    return b[:]
+
+path = params + "/file"
+fd = os.open(path, os.O_RDWR | os.O_CREAT)
+os.pwrite(fd, b"a" * BLOCK, 0)
+os.truncate(path, 8 * BLOCK)  # holes, but for the first block
+os.fsync(fd)
+old = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+assert sum(old[::4096]) == ord("a") * 16
+hog = os.open(params + "/hog", os.O_RDWR | os.O_CREAT)
+def fill_up():
+    n = 0
+    while n < 1000 and libc.fallocate(hog, 1, n * BLOCK, 4096) == 0:
+        n += 1
+fill_up()
+
+def seen_is_true(what):
+    end = time.monotonic() + 5
+    while old[:] != truth(path, 8 * BLOCK):
+        assert time.monotonic() < end, f"{what}: an old mapping shows what is not there"
+        time.sleep(0.01)
+    assert os.pread(fd, 8 * BLOCK, 0) == old[:], what
+
+for round in range(20):  # room for no block, then for some
+    byte = bytes([65 + round])
+    try:
+        done = os.pwrite(fd, byte * (7 * BLOCK), BLOCK)
+        assert done < 7 * BLOCK, "there is room for all"
+    except OSError as e:
+        assert e.errno == errno.ENOSPC, e
+    seen_is_true("a write that was refused")
+    buf = mmap.mmap(-1, 7 * BLOCK)
+    buf[:] = byte * (7 * BLOCK)
+    d = os.open(path, os.O_WRONLY | os.O_DIRECT)
+    try:
+        done = os.pwritev(d, [buf], BLOCK)
+        raise AssertionError(f"there is room for {done}")
+    except OSError as e:
+        assert e.errno == errno.ENOSPC, f"an O_DIRECT write that finds room for a part: {e}"
+    os.close(d)
+    seen_is_true("an O_DIRECT write that was refused")
+    libc.fallocate(fd, 3, 100, 7 * BLOCK)
+    seen_is_true("a punch")
+    if round % 4 == 3:
+        libc.fallocate(hog, 3, 0, BLOCK * (1 + round // 4))
+        os.fsync(hog)
 PY
 start_momentfs "$tmp/backing" "$mnt" ram=64M,block=256K,commit=off
 "$PYTHON3" "$tmp/changes.py" "$mnt" "$MOMENTCTL"
 
 "$abs_builddir/tests/mount/direct_beside" "$mnt/params/direct" "${ROUNDS:-60}"
+stop_momentfs "$mnt"
+start_momentfs "$tmp/small" "$mnt" ram=4M,block=64K,size=3M,commit=off
+"$PYTHON3" "$tmp/refused.py" "$mnt"
 stop_momentfs "$mnt"
