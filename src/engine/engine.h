@@ -143,8 +143,8 @@ enum engine_op_kind {
 			      inside, it is done when that is durable; another error: it has ended, and is not
 			      durable */
 	ENGINE_STEP_TEAR,  /* arg: step: who began it is gone. -EINVAL if it is not open */
-	ENGINE_ROLLBACK,   /* everything back to the last commit; -EBUSY while anything is open for
-			      writing or a live session has a step open */
+	ENGINE_ROLLBACK,   /* everything back to the last commit, or what is torn; -EBUSY while anything
+			      is open for writing, a session writes, or somebody else's plain step is open */
 	ENGINE_SCRUB,	   /* reads and verifies every extent, low priority; result in status; res:
 			      number of damaged extents */
 	ENGINE_TRIM,	   /* the pool's free tail back to the host, after a commit; res: bytes */

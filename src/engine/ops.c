@@ -726,7 +726,9 @@ static void op_rollback(struct engine *e, struct engine_op *op)
 		op_end(op, -EROFS);
 		return;
 	}
-	if (e->writer || ns_open_writers_total(e->c.ns)) {
+	/* A plain step that is open is for its writer to give up. */
+	if (e->writer || (e->plain && !e->torn && op->foreign) ||
+	    ns_open_writers_total(e->c.ns)) {
 		op_end(op, -EBUSY);
 		return;
 	}

@@ -38,9 +38,16 @@ static void revert_end(void *arg)
 {
 	struct revert *r = arg;
 
-	r->e->telling--;
 	r->done(r->arg, r->res);
 	free(r);
+}
+
+static void revert_told(void *arg)
+{
+	struct revert *r = arg;
+
+	r->e->telling--;
+	revert_end(r);
 }
 
 static int on_map(void *arg, struct map_copy *map)
@@ -176,7 +183,7 @@ static void revert_load(struct revert *r)
 	bracket_over(e);
 	ops_unpark(e);
 	e->telling++;
-	engine_invalidate(e, revert_end, r);
+	engine_invalidate(e, revert_told, r);
 }
 
 /*
@@ -240,7 +247,8 @@ static int collect(struct revert *r)
 	pos = 0;
 	while ((f = next_file(r, f, &pos))) {
 		r->inos[r->n++] = f->ino;
-		if (!r->all && ns_getattr(c->ns, f->ino, &a) == 0 && a.parent != NS_ROOT)
+		/* One that has lost its name, and is open, is in no directory. */
+		if (!r->all && ns_getattr(c->ns, f->ino, &a) == 0 && a.nlink && a.parent != NS_ROOT)
 			r->inos[r->n++] = a.parent;
 	}
 	return 0;

@@ -55,6 +55,8 @@ for line in os.fdopen(3):
     word, rest = line.rstrip("\n").split(" ", 1)
     if word == "step":
         with open(f"{mnt}/.moment/step", "w") as f: f.write(rest + "\n")
+    elif word == "control":
+        with open(f"{mnt}/.moment/control", "w") as f: f.write(rest)
     elif word == "put":
         name, text = rest.split(" ", 1)
         with open(f"{mnt}/params/{name}", "r+") as f: f.write(text)
@@ -101,6 +103,37 @@ assert_eq "$(cat "$p/precious")" precious "what was synced after a torn step"
 bash -c "echo 'begin 5' >'$mnt/.moment/step'"
 echo more >"$p/more"
 sync "$p/more" || fail "a sync while a bracket's writer is gone"
+stop_momentfs "$mnt"
+
+# What the step changed may have been removed or replaced by others meanwhile, and still be open.
+start_momentfs "$back" "$mnt" $opts
+begin_writer
+printf old >"$p/gone"
+mkdir "$p/dir"
+printf old >"$p/dir/gone"
+"$MOMENTCTL" commit "$mnt"
+tell step begin 6
+tell put gone new
+tell put dir/gone new
+tell put state "666"
+exec 4<"$p/gone" 5<"$p/dir/gone"
+rm "$p/dir/gone"
+echo replaced >"$p/.tmp"
+mv "$p/.tmp" "$p/gone"
+# While it is open only its writer can give it up.
+expect_failure 'busy' bash -c "echo rollback >'$mnt/.moment/control'"
+kill -KILL "$wpid"; wait "$wpid" 2>/dev/null || true
+retry 5 untorn || fail "a torn step whose files lost their names is not undone: $(cat "$mnt/.moment/step")"
+assert_eq "$(cat "$p/state")/$(cat "$p/gone")" 333/replaced "after a torn step whose files lost their names"
+exec 4<&- 5<&-
+rm -r "$p/dir"
+begin_writer
+tell step begin 6
+tell put state "666"
+tell control rollback
+step_is 'open none' || fail "the writer's own rollback: $(cat "$mnt/.moment/step")"
+assert_eq "$(cat "$p/state")" 333 "the writer's own rollback"
+kill -KILL "$wpid"; wait "$wpid" 2>/dev/null || true
 stop_momentfs "$mnt"
 
 # It changed names: all goes back to the last commit.
