@@ -566,6 +566,19 @@ class Editing(Case):
         opt.load_state_dict(saved)
         self.assertEqual(opt.last_step, 2)
 
+    def test_a_dict_that_names_no_step_is_of_this_one_also_when_a_group_is_gone(self):
+        named = weights(SHAPES)
+        opt = self.keep(AdamW([{"params": named[:1]}, {"params": named[1:]}], **SMALL))
+        for step in range(1, 4):
+            set_gradients(named[1:] if step > 1 else named, step)
+            opt.step()
+            opt.zero_grad(set_to_none=True)
+        opt.param_groups.pop()
+        saved = opt.state_dict()
+        del saved["last_step"]
+        opt.load_state_dict(saved)
+        self.assertEqual((opt.last_step, int(opt.state[named[0][1]]["step"])), (3, 1))
+
     def test_an_older_state_dict_goes_on_from_its_step(self):
         named = weights(SHAPES)
         opt = self.keep(AdamW(named, backing=self.backing(), **SMALL))

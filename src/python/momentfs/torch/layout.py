@@ -325,7 +325,8 @@ def _label(opt, state_dict, ours):
     if said is not None:
         return count_of(said, "last_step")
     counts = {p: count_of(e["step"], "") for p, e in ours.items()}
-    if all(counts.get(p, 0) == opt._session.param_step(s.handle) for p, s in opt._slots.items()):
+    slots = ((p, opt._slots.get(p)) for p in _numbered(opt))  # of those in groups, which are all that a dict can have
+    if all(counts.get(p, 0) == opt._session.param_step(s.handle) for p, s in slots if s):
         return opt.last_step or 0
     return max(counts.values(), default=0)
 
