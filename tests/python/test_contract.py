@@ -648,6 +648,20 @@ class StateDicts(Case):
         self.assertEqual(set(saved["state"]), {0, 1})
         opt.load_state_dict(saved)
 
+    def test_an_empty_entry_is_a_parameter_without_updates(self):
+        named, theirs = weights(SHAPES), weights(SHAPES)
+        opt = self.keep(AdamW(named, **SMALL))
+        ref = torch.optim.AdamW([p for _, p in theirs], foreach=False)
+        for o, ps in ((opt, named), (ref, theirs)):
+            set_gradients(ps, 1)
+            o.step()
+        ref.state[theirs[0][1]].clear()
+        opt.load_state_dict(ref.state_dict())
+        self.assertEqual([len(opt.state[p]) for _, p in named], [0, 3])
+        set_gradients(named, 2)
+        opt.step()
+        self.assertEqual([int(opt.state[p]["step"]) for _, p in named], [1, 2])
+
     def test_a_groups_keys_are_those_of_the_dict(self):
         named = weights(SHAPES)
         got = []

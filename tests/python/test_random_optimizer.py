@@ -444,7 +444,7 @@ class World:
         stepped = [(w, g) for g in pair.ref.param_groups for w in map(pair.of, g["params"])
                    if w.p.grad is not None]
         wrong = [w for w, g in stepped if tuple(w.p.shape) != w.shape and w.registered]
-        off = [w for w, g in stepped if g["amsgrad"] and w.registered and not w.has_max]
+        off = [w for w, g in stepped if g["amsgrad"] and not self.may_have_max(w)]
         tiny = any(0 < number(g["eps"]) < 1e-38 for g in pair.ref.param_groups)
         must = bool(stepped) and bool(bad or wrong or off or tiny)
         way = self.r.choice(("", "", "", "closure", "thread"))
@@ -536,6 +536,11 @@ class World:
 
     # ---- groups and parameters ----
 
+    def may_have_max(self, w):
+        if w.registered:
+            return w.has_max
+        return w.name not in self.stored or "max_exp_avg_sq" in self.stored[w.name]
+
     def op_zero_grad(self, pair):
         none = self.chance(0.5)
         self.attempt("zero_grad", lambda: pair.ours.zero_grad(set_to_none=none))
@@ -610,6 +615,8 @@ class World:
                 value = float(value)
         if key == "amsgrad":
             value = not pair.ref.param_groups[n]["amsgrad"]
+            if any(w.name in self.stored and not w.registered for w in map(pair.of, pair.ref.param_groups[n]["params"])):
+                return  # what it is registered with is then more or less than what is stored
         if key == "tiny":
             key, value = "eps", self.r.choice((1e-41, 1e-8, 1e-8))
         pair.ref.param_groups[n][key] = pair.ours.param_groups[n][key] = value

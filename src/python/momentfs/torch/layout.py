@@ -344,7 +344,8 @@ def load(opt, state_dict):
             continue
         if number not in tensors:
             raise ValueError(f"the state dict has state for parameter {number!r}, which is in none of its groups")
-        saved[tensors[number]] = entry
+        if entry:  # torch has an empty one where somebody has looked for state that was not there, or has cleared it
+            saved[tensors[number]] = entry
     ours = {p: e for p, e in saved.items() if opt._is_ours(p)}
     opt._register([p for p in ours])
     for p, entry in ours.items():
