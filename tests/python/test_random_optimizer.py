@@ -859,8 +859,7 @@ class World:
                 mine = {i: int(number((pair.ref.state.get(w.s) or {"step": 0})["step"])) for i, w in enumerate(ordered)
                         if w.registered}
                 label = (self.label or 0) if all(counts.get(i, 0) == n for i, n in mine.items()) else max(counts.values(), default=0)
-            new = [w for i, w in enumerate(ordered) if i in saved["state"]]
-            self.register(pair, new)
+            self.register(pair, [w for i, w in enumerate(ordered) if saved["state"].get(i)])
             theirs = {**saved, "state": {i: {k: v for k, v in e.items() if k != "master"} for i, e in saved["state"].items()}}
             theirs["param_groups"] = [{k: v for k, v in g.items() if k != "param_names"} for g in theirs["param_groups"]]
             pair.ref.load_state_dict(theirs)
