@@ -860,7 +860,8 @@ class World:
                         if w.registered}
                 label = (self.label or 0) if all(counts.get(i, 0) == n for i, n in mine.items()) else max(counts.values(), default=0)
             self.register(pair, [w for i, w in enumerate(ordered) if saved["state"].get(i)])
-            theirs = {**saved, "state": {i: {k: v for k, v in e.items() if k != "master"} for i, e in saved["state"].items()}}
+            theirs = {**saved, "state": {i: {k: v for k, v in e.items() if k != "master"} for i, e in saved["state"].items()
+                                         if e}}  # some versions of torch cannot load the empty ones that they have
             theirs["param_groups"] = [{k: v for k, v in g.items() if k != "param_names"} for g in theirs["param_groups"]]
             pair.ref.load_state_dict(theirs)
             for i, w in enumerate(ordered):
@@ -892,6 +893,7 @@ class World:
         if self.chance(0.1):
             for s in pair.schedulers:
                 s.load_state_dict(s.state_dict())
+        self.interrupts = False  # it is torch's own code that runs, and sets one group after the other
         self.attempt(f"scheduler {pair.tag}", pair.schedulers[0].step, pair.schedulers[1].step)
 
     # ---- commits, and the end of an optimizer ----
