@@ -150,7 +150,9 @@ static void print(const struct ctl_target *t, struct ctl_json *j)
 	print_step(j);
 	print_commit(j);
 	print_ram(j);
-	printf("memory   %s\n", ctl_json_get(j, "$.mount.memory"));
+	printf("memory   %s for the names and maps of %s files and directories; %s\n",
+	       ctl_size(ctl_json_u64(j, "$.memory.bytes")), ctl_json_get(j, "$.memory.files"),
+	       ctl_json_get(j, "$.mount.memory"));
 	print_drive(j);
 	ctl_json_each(j, "$.sessions", print_session, NULL);
 	print_oldest(j);

@@ -133,6 +133,7 @@ struct block *block_new(struct cache *c, struct file *f, struct slot *s, uint32_
 
 	if (!b)
 		return NULL;
+	c->heap += heap_cost(sizeof(*b));
 	b->c = c;
 	b->f = f;
 	b->n = n;
@@ -145,6 +146,13 @@ struct block *block_new(struct cache *c, struct file *f, struct slot *s, uint32_
 	s->b = b;
 	f->cached++;
 	return b;
+}
+
+void block_free(struct cache *c, struct block *b)
+{
+	if (b)
+		c->heap -= heap_cost(sizeof(*b));
+	free(b);
 }
 
 /* The block leaves the cache; nobody uses it. */
@@ -168,7 +176,7 @@ void block_remove(struct block *b, bool evicted)
 	f->cached--;
 	slot_trim(c, s);
 	slot_account(c, f, b->n);
-	free(b);
+	block_free(c, b);
 }
 
 void block_drop(struct block *b)

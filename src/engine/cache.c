@@ -56,7 +56,7 @@ void cache_fini(struct cache *c)
 {
 	files_fini(c);
 	policy_destroy(c->policy);
-	free(c->orphans.v);
+	freed_fini(c, &c->orphans);
 	readahead_fini(c);
 }
 

@@ -202,7 +202,7 @@ struct cache {
 
 	struct u64map files;	   /* number -> struct file */
 	struct list held;	   /* files that are held */
-	uint64_t heap;		   /* bytes of heap that files and slots take */
+	uint64_t heap;		   /* bytes of heap that files, slots, blocks and freed lists take */
 	struct list changed;	   /* files */
 	atomic_bool step_names;	   /* plain steps have changed names since the last commit */
 	struct freed_list orphans; /* extents of files that are gone */
@@ -309,8 +309,9 @@ void slot_written(struct cache *c, struct file *f, struct slot *s, uint32_t n,
 /* The live extent is no longer: freed now, or after the next commit that covers the file. The slot
  * becomes a hole. */
 void slot_drop_live(struct cache *c, struct file *f, struct slot *s, uint32_t n);
-void freed_push(struct freed_list *l, struct freed f);
-void freed_move(struct freed_list *to, struct freed_list *from);
+void freed_push(struct cache *c, struct freed_list *l, struct freed f);
+void freed_move(struct cache *c, struct freed_list *to, struct freed_list *from);
+void freed_fini(struct cache *c, struct freed_list *l);
 /* A live extent that a map has just brought back has its tail again, if the slot keeps places. */
 void slot_take_tail(struct cache *c, struct slot *s, uint32_t tail);
 /* An extent's freeing is durable: back to its kept slot or to the pool. */
@@ -389,6 +390,7 @@ int block_outside(const struct block *b, uint64_t in, uint64_t len);
 
 struct block *block_new(struct cache *c, struct file *f, struct slot *s, uint32_t n);
 void block_remove(struct block *b, bool evicted); /* nobody uses or awaits it */
+void block_free(struct cache *c, struct block *b); /* its structure, at the very end; or NULL */
 /*
  * To drop blocks they must be idle, and stay so until they are dropped. So both happen in one quiet
  * section (cache_quiet() .. cache_loud()), in which nothing starts: file_settle() looks, and what

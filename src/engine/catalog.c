@@ -440,6 +440,11 @@ void cat_rows_free(struct u64map *rows)
 	u64map_fini(rows);
 }
 
+uint64_t cat_rows_heap(const struct u64map *rows)
+{
+	return u64map_heap(rows) + rows->n * heap_cost(sizeof(struct cat_row));
+}
+
 void catalog_close(struct catalog *c)
 {
 	uint64_t wal = 0;
@@ -482,6 +487,17 @@ uint64_t catalog_ballast(const struct catalog *c)
 
 	pthread_mutex_lock(lock);
 	bytes = c->ballast;
+	pthread_mutex_unlock(lock);
+	return bytes;
+}
+
+uint64_t catalog_memory(const struct catalog *c)
+{
+	pthread_mutex_t *lock = (pthread_mutex_t *)&c->lock;
+	uint64_t bytes;
+
+	pthread_mutex_lock(lock);
+	bytes = c->heap;
 	pthread_mutex_unlock(lock);
 	return bytes;
 }

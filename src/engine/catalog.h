@@ -91,6 +91,9 @@ uint64_t catalog_txn_seq(const struct catalog_txn *t);
 /* After catalog_commit() has failed: the inode whose row it could not accept, or 0. */
 uint64_t catalog_txn_blame(const struct catalog_txn *t);
 
+/* Loop thread: bytes of memory that it takes. */
+uint64_t catalog_txn_memory(const struct catalog_txn *t);
+
 int catalog_commit(struct catalog *c, struct catalog_txn *t);
 /*
  * After a commit that failed: true when it may nevertheless be what a mount finds after a crash
@@ -112,5 +115,7 @@ int catalog_revert(struct catalog *c, const uint64_t *inos, size_t n,
 /* Bytes that the ballast can give the catalog on a full disk, and a text for status when it is
  * spent. */
 uint64_t catalog_ballast(const struct catalog *c);
+/* Bytes of memory that it keeps of the rows, beside the namespace. */
+uint64_t catalog_memory(const struct catalog *c);
 
 #endif

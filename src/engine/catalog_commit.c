@@ -58,6 +58,7 @@ struct catalog_txn {
 	uint64_t *dead;		/* the same in the order of their removal */
 	size_t n_dead;
 	size_t n_dead_seen; /* so many of ns->dead are dealt with when this succeeds */
+	uint64_t heap;	    /* bytes of memory of the changes */
 	uint64_t blame;	    /* the inode at which writing failed, or 0 */
 	struct cat_meta meta;
 };
@@ -108,6 +109,7 @@ static struct change *change_new(struct catalog_txn *t, uint64_t ino, enum chang
 	if (before)
 		*ch->after = *before;
 	ch->after->ino = ino;
+	t->heap += heap_cost(sizeof(*ch)) + heap_cost(sizeof(*ch->after));
 	return ch;
 }
 
@@ -132,6 +134,7 @@ static int freeze_inode(struct catalog_txn *t, struct ns_inode *i)
 		return -ENOMEM;
 	}
 	ch->row = row;
+	t->heap += heap_cost(row.name_len + 1) + (row.xattrs_len ? heap_cost(row.xattrs_len) : 0);
 	ch->held = held;
 	i->maybe_stored = true;
 	if (!held)
@@ -257,6 +260,9 @@ int catalog_txn_segment(struct catalog_txn *t, uint64_t ino, uint32_t seg, const
 
 		if (!segs)
 			return -ENOMEM;
+		if (ch->cap_segs)
+			t->heap -= heap_cost(ch->cap_segs * sizeof(*segs));
+		t->heap += heap_cost(cap * sizeof(*segs));
 		ch->segs = segs;
 		ch->cap_segs = cap;
 	}
@@ -266,6 +272,7 @@ int catalog_txn_segment(struct catalog_txn *t, uint64_t ino, uint32_t seg, const
 	*s = (struct segment){.seg = seg, .n = n};
 	if (n)
 		memcpy(s->e, e, n * sizeof(*e));
+	t->heap += heap_cost(sizeof(*s) + n * sizeof(*e));
 	ch->segs[ch->n_segs++] = s;
 	return 0;
 }
@@ -301,6 +308,12 @@ bool catalog_txn_has(const struct catalog_txn *t, uint64_t ino)
 uint64_t catalog_txn_seq(const struct catalog_txn *t)
 {
 	return t->meta.m.commit_seq;
+}
+
+uint64_t catalog_txn_memory(const struct catalog_txn *t)
+{
+	return t->heap + u64map_heap(&t->changes) + u64map_heap(&t->dead_set) +
+	       t->n_dead * sizeof(*t->dead) + t->changes.n * sizeof(*t->sorted);
 }
 
 uint64_t catalog_txn_blame(const struct catalog_txn *t)
@@ -718,6 +731,7 @@ static void apply(struct catalog *c, struct catalog_txn *t)
 	pthread_mutex_unlock(&ns->lock);
 	pthread_mutex_lock(&c->lock);
 	c->meta = t->meta;
+	c->heap = cat_rows_heap(&c->rows);
 	pthread_mutex_unlock(&c->lock);
 }
 

@@ -84,13 +84,15 @@ struct catalog {
 	bool unsettled;	  /* the WAL is to be emptied before the next commit; work thread */
 	bool making;	  /* in catalog.c's create(): no ballast, no checkpoint yet */
 
-	pthread_mutex_t lock; /* of meta, ballast and uncertain for readers on other threads */
+	pthread_mutex_t lock; /* of meta, ballast, uncertain and heap for readers on other threads */
 	struct cat_meta meta; /* as committed */
+	uint64_t heap;	      /* bytes of memory that the rows take */
 };
 
 /* --- catalog.c ------------------------------------------------------------------------------ */
 
 void cat_rows_free(struct u64map *rows);
+uint64_t cat_rows_heap(const struct u64map *rows); /* bytes of memory */
 /* Reads as it is or, when there is a WAL, a private copy in a folder of its own. */
 struct cat_reader {
 	sqlite3 *db;

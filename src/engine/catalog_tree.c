@@ -166,6 +166,9 @@ int cat_install(struct catalog *c, struct cat_image *img, uint64_t **gone, size_
 
 		c->rows = rows;
 		rows = old;
+		pthread_mutex_lock(&c->lock);
+		c->heap = cat_rows_heap(&c->rows);
+		pthread_mutex_unlock(&c->lock);
 	}
 out_free:
 	while ((row = u64map_next(&rows, &pos)))

@@ -114,7 +114,7 @@ void commit_fini(struct cache *c)
 	tell(&m->waiting, -ECANCELED);
 	tell(&m->next, -ECANCELED);
 	unsure_fini(&m->again);
-	free(m->frees.v);
+	freed_fini(c, &m->frees);
 	free(m->inos);
 	free(m->segs);
 	free(m);
@@ -189,7 +189,7 @@ static void undo(struct commit *m)
 	for (size_t i = 0; i < m->frees.n; i++) {
 		struct file *f = file_find(c, m->frees.v[i].ino);
 
-		freed_push(f ? &f->frees : &c->orphans, m->frees.v[i]);
+		freed_push(c, f ? &f->frees : &c->orphans, m->frees.v[i]);
 		if (f)
 			file_changed(c, f);
 	}
@@ -457,7 +457,7 @@ static int take_file(struct commit *m, struct file *f)
 	list_remove(&f->changed_link);
 	f->changed = f->stepped = false;
 	slots_unmark(f, n);
-	freed_move(&m->frees, &f->frees);
+	freed_move(c, &m->frees, &f->frees);
 	return 0;
 }
 
@@ -515,7 +515,7 @@ void commit_start(struct cache *c)
 	m->start_ns = loop_now_ns();
 	m->ninos = 0;
 	m->pending = 2; /* `again`, and one that keeps what finishes meanwhile from ending it */
-	freed_move(&m->frees, &c->orphans);
+	freed_move(c, &m->frees, &c->orphans);
 	list_for_each_safe(l, tmp, &c->changed)
 	{
 		struct file *f = changed_file(l);
@@ -662,6 +662,14 @@ void commit_when_idle(struct cache *c, struct waiter *w)
 		w->wake(w);
 	else
 		list_push_back(&c->commit->idle, &w->link);
+}
+
+uint64_t commit_memory(const struct cache *c)
+{
+	const struct commit *m = c->commit;
+
+	return m->cap * sizeof(*m->inos) + m->segs_cap * sizeof(*m->segs) +
+	       (m->txn ? catalog_txn_memory(m->txn) : 0);
 }
 
 void commit_get_info(const struct cache *c, struct commit_info *i)

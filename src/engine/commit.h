@@ -98,6 +98,7 @@ void commit_info_well(struct commit_info *i);
 bool commit_info_stalled(const struct commit_info *i, int seconds);
 /* Call at a boundary: starts a commit if commit=SECONDS says it is due. */
 void commit_maybe(struct cache *c);
+uint64_t commit_memory(const struct cache *c); /* bytes, with the transaction under way */
 void commit_get_info(const struct cache *c, struct commit_info *i);
 /* Calls fn when no commit is running (at once, or when the running one ends). */
 void commit_when_idle(struct cache *c, struct waiter *w);

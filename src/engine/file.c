@@ -30,7 +30,7 @@ struct file *file_next(struct cache *c, size_t *pos)
 static void file_destroy(struct cache *c, struct file *f)
 {
 	slots_fini(c, f);
-	free(f->frees.v);
+	freed_fini(c, &f->frees);
 	list_remove(&f->changed_link);
 	list_remove(&f->held_link);
 	c->heap -= heap_cost(sizeof(*f));
@@ -78,7 +78,7 @@ void files_fini(struct cache *c)
 
 	while ((f = u64map_next(&c->files, &pos))) {
 		for (uint32_t n = 0; (s = file_slot_next(f, &n)); n++)
-			free(s->b);
+			block_free(c, s->b);
 		file_destroy(c, f);
 	}
 	u64map_fini(&c->files);
@@ -210,7 +210,7 @@ int file_make_meta(struct cache *c, uint64_t dir, struct waiter *w)
 
 /* ---- freed lists ---- */
 
-void freed_push(struct freed_list *l, struct freed fr)
+void freed_push(struct cache *c, struct freed_list *l, struct freed fr)
 {
 	if (l->n == l->cap) {
 		size_t cap = l->cap ? l->cap * 2 : 1; /* most files replace one block */
@@ -218,18 +218,28 @@ void freed_push(struct freed_list *l, struct freed fr)
 
 		if (!v)
 			return; /* not reused before the next mount finds it free: safe */
+		if (l->cap)
+			c->heap -= heap_cost(l->cap * sizeof(*v));
+		c->heap += heap_cost(cap * sizeof(*v));
 		l->v = v;
 		l->cap = cap;
 	}
 	l->v[l->n++] = fr;
 }
 
-void freed_move(struct freed_list *to, struct freed_list *from)
+void freed_fini(struct cache *c, struct freed_list *l)
+{
+	if (l->cap)
+		c->heap -= heap_cost(l->cap * sizeof(*l->v));
+	free(l->v);
+	*l = (struct freed_list){0};
+}
+
+void freed_move(struct cache *c, struct freed_list *to, struct freed_list *from)
 {
 	for (size_t i = 0; i < from->n; i++)
-		freed_push(to, from->v[i]);
-	free(from->v);
-	*from = (struct freed_list){0};
+		freed_push(c, to, from->v[i]);
+	freed_fini(c, from);
 }
 
 /* A place nobody refers to: to the kept slot that wants a second one, else to the pool. */
@@ -387,7 +397,7 @@ void slot_written(struct cache *c, struct file *f, struct slot *s, uint32_t n,
 	if (old_seq == 0)
 		place_release(c, s, (struct poff){old.off}, old.len + old_tail);
 	else
-		freed_push(frees, (struct freed){{old.off}, old.len + old_tail, old_tail, n, f->ino});
+		freed_push(c, frees, (struct freed){{old.off}, old.len + old_tail, old_tail, n, f->ino});
 }
 
 void slot_drop_live(struct cache *c, struct file *f, struct slot *s, uint32_t n)
@@ -405,6 +415,6 @@ void slot_drop_live(struct cache *c, struct file *f, struct slot *s, uint32_t n)
 	if (seq == 0)
 		place_release(c, s, (struct poff){e.off}, e.len + tail);
 	else
-		freed_push(&f->frees, (struct freed){{e.off}, e.len + tail, tail, n, f->ino});
+		freed_push(c, &f->frees, (struct freed){{e.off}, e.len + tail, tail, n, f->ino});
 	slot_changed(c, f, n);
 }

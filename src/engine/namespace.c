@@ -53,6 +53,17 @@ void ns_inode_free(struct ns_inode *i)
 	free(i);
 }
 
+uint64_t ns_inode_heap(const struct ns_inode *i)
+{
+	uint64_t sum = i->name ? heap_cost(strlen(i->name) + 1) : 0;
+
+	if (i->cap_slots)
+		sum += heap_cost(i->cap_slots * sizeof(*i->slots));
+	for (const struct ns_xattr *x = i->xattrs; x; x = x->next)
+		sum += ns_xattr_heap(x);
+	return sum;
+}
+
 struct ns *ns_new(void (*on_gone)(void *arg, uint64_t ino), void *arg)
 {
 	struct ns *ns = calloc(1, sizeof(*ns));
@@ -78,6 +89,7 @@ struct ns *ns_new(void (*on_gone)(void *arg, uint64_t ino), void *arg)
 		goto out_delete;
 	ns->root->mtime = ns->root->ctime = ns_now();
 	ns->counts.dirs = 1;
+	ns->heap = ns_inode_heap(ns->root);
 	return ns;
 
 out_delete:
@@ -129,6 +141,7 @@ uint64_t ns_drop_locked(struct ns *ns, struct ns_inode *i)
 	if (i->linked || i->lookups || i->opens)
 		return 0;
 	u64map_del(&ns->inodes, ino);
+	ns->heap -= ns_inode_heap(i);
 	ns_inode_free(i);
 	return file ? ino : 0;
 }
@@ -317,6 +330,9 @@ int ns_link_prepare_locked(struct ns *ns, struct ns_inode *dir)
 	slots = realloc(dir->slots, cap * sizeof(*slots));
 	if (!slots)
 		return -ENOMEM;
+	if (dir->cap_slots)
+		ns->heap -= heap_cost(dir->cap_slots * sizeof(*slots));
+	ns->heap += heap_cost(cap * sizeof(*slots));
 	dir->slots = slots;
 	dir->cap_slots = cap;
 	return 0;
@@ -334,6 +350,7 @@ void ns_link_locked(struct ns *ns, struct ns_inode *dir, struct ns_inode *i, cha
 		dir->slots[dir->n_slots++] = (struct ns_slot){cookie, i};
 	}
 	i->name = name;
+	ns->heap += heap_cost(strlen(name) + 1);
 	i->name_hash = name_hash(dir->ino, name);
 	i->parent = dir;
 	i->cookie = cookie;
@@ -370,6 +387,7 @@ void ns_unlink_locked(struct ns *ns, struct ns_inode *i)
 		ns->counts.files--;
 		ns->counts.bytes -= i->size;
 	}
+	ns->heap -= heap_cost(strlen(i->name) + 1);
 	free(i->name);
 	i->name = NULL;
 	i->name_next = NULL;
@@ -555,5 +573,9 @@ void ns_count(struct ns *ns, struct ns_counts *c)
 {
 	pthread_mutex_lock(&ns->lock);
 	*c = ns->counts;
+	c->inodes = ns->inodes.n;
+	c->memory = ns->heap + ns->inodes.n * heap_cost(sizeof(struct ns_inode)) +
+		    u64map_heap(&ns->inodes) + ns->n_buckets * sizeof(*ns->names) +
+		    ns->cap_dead * sizeof(*ns->dead);
 	pthread_mutex_unlock(&ns->lock);
 }

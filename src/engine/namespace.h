@@ -203,6 +203,8 @@ int ns_make_meta(struct ns *ns, uint64_t dir, uint64_t ino);
 
 struct ns_counts {
 	uint64_t files, dirs, bytes; /* sum of sizes */
+	uint64_t inodes; /* those that are removed and still referenced, too */
+	uint64_t memory; /* bytes of memory that the tree takes */
 };
 void ns_count(struct ns *ns, struct ns_counts *c);
 

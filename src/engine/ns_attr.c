@@ -44,8 +44,8 @@ static bool same(const struct timespec *a, const struct timespec *b)
 }
 
 /* Both times; the only part that can fail. */
-static int set_times(struct ns_inode *i, unsigned int mask, const struct ns_attr *in,
-		     struct timespec now)
+static int set_times(struct ns *ns, struct ns_inode *i, unsigned int mask,
+		     const struct ns_attr *in, struct timespec now)
 {
 	struct timespec mtime = i->mtime, atime = ns_atime(i);
 	int res;
@@ -58,7 +58,7 @@ static int set_times(struct ns_inode *i, unsigned int mask, const struct ns_attr
 		atime = in->atime;
 	if (mask & NS_SET_ATIME_NOW)
 		atime = now;
-	res = ns_set_atime(i, same(&atime, &mtime) ? NULL : &atime);
+	res = ns_set_atime(ns, i, same(&atime, &mtime) ? NULL : &atime);
 	if (!res)
 		i->mtime = mtime;
 	return res;
@@ -82,7 +82,7 @@ int ns_setattr(struct ns *ns, uint64_t ino, unsigned int mask, const struct ns_a
 		goto out_unlock;
 	res = 0;
 	if (mask & times) /* those of a made-up file are its neighbours' */
-		res = i->flags & NS_GENERATED ? -EPERM : set_times(i, mask, in, now);
+		res = i->flags & NS_GENERATED ? -EPERM : set_times(ns, i, mask, in, now);
 	if (res < 0)
 		goto out_unlock;
 	if (mask & (NS_SET_UID | NS_SET_GID))

@@ -80,7 +80,8 @@ struct ns {
 	uint64_t *dead; /* numbers removed since the last freeze that may have a row */
 	size_t n_dead, cap_dead;
 	uint64_t next_ino, next_cookie;
-	struct ns_counts counts;
+	struct ns_counts counts; /* but for `inodes` and `memory`, which ns_count() makes */
+	uint64_t heap;		 /* bytes of names, places and extended attributes of all inodes */
 	unsigned int writers_total;
 	void (*on_gone)(void *arg, uint64_t ino);
 	void *arg;
@@ -111,6 +112,15 @@ static inline bool ns_is_dir(const struct ns_inode *i)
 }
 
 struct timespec ns_now(void);
+
+/* Memory of an extended attribute, and of all that belongs to an inode beside its structure:
+ * ns->heap is the sum of the latter. Whoever changes one of them changes that. */
+static inline uint64_t ns_xattr_heap(const struct ns_xattr *x)
+{
+	return x ? heap_cost(sizeof(*x) + x->name_len + 1u + x->size) : 0;
+}
+
+uint64_t ns_inode_heap(const struct ns_inode *i);
 
 /* namespace.c: structure */
 struct ns *ns_new(void (*on_gone)(void *arg, uint64_t ino), void *arg);
@@ -151,7 +161,8 @@ void ns_stale_fini(struct ns *ns);
  * bytes of seconds and 4 of nanoseconds, little-endian. So the catalog has it, also an older one. */
 #define NS_XATTR_ATIME "trusted.moment.atime"
 struct timespec ns_atime(const struct ns_inode *i);
-int ns_set_atime(struct ns_inode *i, const struct timespec *t); /* NULL: that of mtime; 0, -ENOMEM */
+int ns_set_atime(struct ns *ns, struct ns_inode *i,
+		 const struct timespec *t); /* NULL: that of mtime; 0, -ENOMEM */
 const struct ns_xattr *ns_xattr_find(const struct ns_inode *i, const char *name);
 void ns_xattrs_free(struct ns_xattr *list);
 int ns_xattrs_pack(const struct ns_xattr *list, uint8_t **out, size_t *len);

@@ -41,10 +41,13 @@ int ns_row_get_locked(const struct ns_inode *i, struct ns_row *row)
 }
 
 /* Everything but name and size, which the counts of a linked inode depend on. */
-static void put_attrs(struct ns_inode *i, const struct ns_row *row, struct ns_xattr *xattrs)
+static void put_attrs(struct ns *ns, struct ns_inode *i, const struct ns_row *row,
+		      struct ns_xattr *xattrs)
 {
+	ns->heap -= ns_inode_heap(i);
 	ns_xattrs_free(i->xattrs);
 	i->xattrs = xattrs;
+	ns->heap += ns_inode_heap(i);
 	i->mode = row->mode;
 	i->uid = row->uid;
 	i->gid = row->gid;
@@ -56,7 +59,7 @@ static void put_attrs(struct ns_inode *i, const struct ns_row *row, struct ns_xa
 void ns_row_put_locked(struct ns *ns, struct ns_inode *i, const struct ns_row *row,
 		       struct ns_xattr *xattrs)
 {
-	put_attrs(i, row, xattrs);
+	put_attrs(ns, i, row, xattrs);
 	if (i->linked && !ns_is_dir(i))
 		ns->counts.bytes += row->size - i->size;
 	i->size = row->size;
@@ -86,7 +89,7 @@ static struct ns *build(const struct ns_row *rows, size_t n, uint64_t first_cook
 		}
 		if (ns_xattrs_unpack(rows[r].xattrs, rows[r].xattrs_len, &xattrs) < 0)
 			goto out_delete;
-		put_attrs(i, &rows[r], xattrs);
+		put_attrs(ns, i, &rows[r], xattrs);
 		i->size = rows[r].size;
 		i->maybe_stored = true;
 	}
@@ -139,12 +142,14 @@ static void swap_trees(struct ns *a, struct ns *b)
 	a->root = b->root;
 	a->next_cookie = b->next_cookie;
 	a->counts = b->counts;
+	a->heap = b->heap;
 	b->inodes = tmp.inodes;
 	b->names = tmp.names;
 	b->n_names = tmp.n_names;
 	b->n_buckets = tmp.n_buckets;
 	b->root = tmp.root;
 	b->counts = tmp.counts;
+	b->heap = tmp.heap;
 }
 
 int ns_replace_locked(struct ns *ns, const struct ns_row *rows, size_t n, uint64_t *gone,
@@ -190,12 +195,14 @@ int ns_replace_locked(struct ns *ns, const struct ns_row *rows, size_t n, uint64
 		if (ns_find_locked(old, i->ino) != i)
 			continue;
 		u64map_del(&old->inodes, i->ino);
+		old->heap -= ns_inode_heap(i);
 		free(i->slots);
 		free(i->name);
 		i->slots = NULL;
 		i->n_slots = i->cap_slots = i->n_children = 0;
 		i->n_subdirs = i->pins = i->claims = 0;
 		i->name = NULL;
+		ns->heap += ns_inode_heap(i);
 		i->name_next = NULL;
 		i->parent = NULL;
 		i->linked = i->maybe_stored = false;

@@ -130,7 +130,7 @@ static void totals(const struct ns_inode *i, const char *name, size_t *names, si
 }
 
 /* Puts x (or nothing: removes) in the place of `name`. */
-static void replace(struct ns_inode *i, const char *name, struct ns_xattr *x)
+static void replace(struct ns *ns, struct ns_inode *i, const char *name, struct ns_xattr *x)
 {
 	struct ns_xattr **at = &i->xattrs;
 
@@ -140,11 +140,13 @@ static void replace(struct ns_inode *i, const char *name, struct ns_xattr *x)
 		struct ns_xattr *old = *at;
 
 		*at = old->next;
+		ns->heap -= ns_xattr_heap(old);
 		free(old);
 	}
 	if (x) {
 		x->next = *at;
 		*at = x;
+		ns->heap += ns_xattr_heap(x);
 	}
 }
 
@@ -167,7 +169,7 @@ struct timespec ns_atime(const struct ns_inode *i)
 	return t;
 }
 
-int ns_set_atime(struct ns_inode *i, const struct timespec *t)
+int ns_set_atime(struct ns *ns, struct ns_inode *i, const struct timespec *t)
 {
 	struct ns_xattr *x = NULL;
 	char value[12];
@@ -178,7 +180,7 @@ int ns_set_atime(struct ns_inode *i, const struct timespec *t)
 	memcpy(value + 8, &nsec, 4);
 	if (t && !(x = xattr_new(NS_XATTR_ATIME, strlen(NS_XATTR_ATIME), value, sizeof(value))))
 		return -ENOMEM;
-	replace(i, NS_XATTR_ATIME, x);
+	replace(ns, i, NS_XATTR_ATIME, x);
 	return 0;
 }
 
@@ -222,7 +224,7 @@ int ns_setxattr(struct ns *ns, uint64_t ino, const char *name, const void *value
 	x = xattr_new(name, strlen(name), value, size);
 	if (!x)
 		goto out_unlock;
-	replace(i, name, x);
+	replace(ns, i, name, x);
 	i->ctime = ns_now();
 	ns_dirty_locked(ns, i);
 	res = 0;
@@ -246,7 +248,7 @@ int ns_removexattr(struct ns *ns, uint64_t ino, const char *name)
 	res = -EBUSY;
 	if (is_pinned_name(i, name))
 		goto out_unlock;
-	replace(i, name, NULL);
+	replace(ns, i, name, NULL);
 	i->ctime = ns_now();
 	ns_dirty_locked(ns, i);
 	res = 0;
@@ -291,7 +293,7 @@ int ns_set_moment(struct ns *ns, uint64_t ino, const struct ns_moment *m, size_t
 			x = made;
 			made = x->next;
 		}
-		replace(i, m[k].name, x);
+		replace(ns, i, m[k].name, x);
 	}
 	if (n) {
 		i->ctime = ns_now();

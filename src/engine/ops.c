@@ -452,7 +452,7 @@ static void drop_resume(struct op_run *r)
 	cache_quiet(c);
 	if (settle(r, 0, UINT32_MAX)) {
 		file_holes(c, f, 0, UINT32_MAX, false);
-		freed_move(&c->orphans, &f->frees);
+		freed_move(c, &c->orphans, &f->frees);
 		file_free(c, f);
 		run_free(r);
 	}

@@ -109,12 +109,11 @@ static void keep_places(struct revert *r)
 			continue;
 		}
 		owed = true;
-		freed_push(f ? &f->frees : &c->orphans, *fr);
+		freed_push(c, f ? &f->frees : &c->orphans, *fr);
 		if (f)
 			file_changed(c, f);
 	}
-	free(r->places.v);
-	r->places = (struct freed_list){0};
+	freed_fini(c, &r->places);
 	if (owed)
 		commit_owes(c);
 }
@@ -220,13 +219,13 @@ static void forget(struct revert *r)
 			slot_trim(c, s);
 			slot_account(c, f, i);
 		}
-		freed_move(&r->places, &f->frees);
+		freed_move(c, &r->places, &f->frees);
 		list_remove(&f->changed_link);
 		slots_unmark(f, UINT32_MAX);
 		f->changed = f->touched = f->stepped = false;
 	}
 	if (r->all) {
-		freed_move(&r->places, &c->orphans);
+		freed_move(c, &r->places, &c->orphans);
 		atomic_store(&c->step_names, false);
 	}
 }

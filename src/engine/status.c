@@ -85,7 +85,16 @@ struct figures {
 	struct io_info io;
 	struct pool_info pi;
 	struct commit_info ci;
+	struct ns_counts nc;
+	uint64_t rows;	/* bytes of memory of the catalog */
+	uint64_t slots; /* and of the data side: files, slots, blocks, what a commit collects */
 };
+
+/* Memory that goes by what is stored, beside the RAM tier. */
+static uint64_t memory_bytes(const struct figures *g)
+{
+	return g->nc.memory + g->rows + g->slots;
+}
 
 static void figures_get(struct engine *e, struct figures *g)
 {
@@ -93,6 +102,9 @@ static void figures_get(struct engine *e, struct figures *g)
 	io_get_info(e->io, &g->io);
 	pool_get_info(e->pool, &g->pi);
 	commit_get_info(&e->c, &g->ci);
+	ns_count(e->c.ns, &g->nc);
+	g->rows = catalog_memory(e->cat);
+	g->slots = e->c.heap + u64map_heap(&e->c.files) + commit_memory(&e->c);
 }
 
 struct out {
@@ -107,12 +119,10 @@ static void collect(void *arg)
 	struct cache *c = &e->c;
 	FILE *f = o->f;
 	struct figures g;
-	struct ns_counts nc;
 	uint64_t cached = policy_bytes(c->policy, POLICY_WHOLE) +
 			  policy_bytes(c->policy, POLICY_SMALL);
 
 	figures_get(e, &g);
-	ns_count(c->ns, &nc);
 	fputs("{\"backing\":", f);
 	status_string(f, e->path);
 	fprintf(f, ",\"pid\":%ld,\"block_bytes\":%u,\"readonly\":%s,\"uptime_seconds\":%.1f",
@@ -129,6 +139,10 @@ static void collect(void *arg)
 	put_reason(f, "pages_reason", g.ai.reason);
 	fprintf(f, ",\"registered\":%s,", g.io.registered ? "true" : "false");
 	put_reason(f, "registered_reason", g.io.registered_reason);
+	fprintf(f,
+		"},\"memory\":{\"files\":%llu,\"bytes\":%llu,\"names_bytes\":%llu,\"rows_bytes\":%llu,"
+		"\"slots_bytes\":%llu",
+		U(g.nc.inodes), U(memory_bytes(&g)), U(g.nc.memory), U(g.rows), U(g.slots));
 	fputs("},\"io\":{", f);
 	put_reason(f, "engine", g.io.engine);
 	fputc(',', f);
@@ -150,7 +164,7 @@ static void collect(void *arg)
 	put_reason(f, "host_fs", g.pi.host_fs);
 	fprintf(f,
 		"},\"catalog\":{\"files\":%llu,\"directories\":%llu,\"bytes\":%llu,\"ballast_bytes\":%llu}",
-		U(nc.files), U(nc.dirs), U(nc.bytes), U(catalog_ballast(e->cat)));
+		U(g.nc.files), U(g.nc.dirs), U(g.nc.bytes), U(catalog_ballast(e->cat)));
 	fprintf(f,
 		",\"commit\":{\"sequence\":%llu,\"count\":%llu,\"time\":%.3f,\"running\":%s,"
 		"\"pending_blocks\":%llu,\"last_bytes\":%llu,\"last_seconds\":%.6f,\"error\":",
@@ -239,6 +253,9 @@ static void collect_stats(void *arg)
 	metric(f, "ram_bytes", "gauge", "Size of the RAM tier.", (double)g.ai.size);
 	metric(f, "ram_used_bytes", "gauge", "Bytes of the RAM tier that hold blocks.",
 	       (double)g.ai.used);
+	metric(f, "memory_bytes", "gauge",
+	       "Bytes of memory beside the RAM tier that go by the number of files and blocks.",
+	       (double)memory_bytes(&g));
 	metric(f, "pool_bytes", "gauge", "Size of the pool file.", (double)g.pi.size);
 	metric(f, "pool_used_bytes", "gauge", "Bytes of the pool in use.", (double)g.pi.used);
 	metric(f, "pool_available_bytes", "gauge", "Bytes that can still be stored.",

@@ -21,6 +21,11 @@ struct u64map {
 	size_t n, cap; /* cap is 0 or a power of two */
 };
 
+static inline uint64_t u64map_heap(const struct u64map *m) /* bytes of memory */
+{
+	return m->cap * sizeof(*m->slots);
+}
+
 void u64map_fini(struct u64map *m);
 
 /* NULL when there is no such key. */
