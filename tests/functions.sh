@@ -126,7 +126,10 @@ _end_momentfs() {
 # stop_momentfs MOUNTPOINT [PID]: the clean way down; fails when that is not clean.
 stop_momentfs() {
 	local mnt=$1 pid=${2:-$momentfs_pid} rc=0
-	"$MOMENTCTL" umount "$mnt" || fail "momentctl umount $mnt"
+	"$MOMENTCTL" umount "$mnt" || {
+		if command -v fuser >/dev/null; then fuser -vm "$mnt" >&2 || true; fi
+		fail "momentctl umount $mnt"
+	}
 	wait "$pid" || rc=$?
 	[ "$rc" = 0 ] || { cat "$momentfs_log" >&2; fail "momentfs ended with $rc"; }
 	! mountpoint -q "$mnt" || fail "$mnt is still mounted"

@@ -85,10 +85,10 @@ def all_of(path, fd, regular):
     os.chown(target, 0, 0)
     os.chmod(target, 0o644 if regular else 0o755)
 
-def as_nobody(fn):
+def as_nobody(fn, groups=()):
     pid = os.fork()
     if not pid:
-        os.setgroups([])
+        os.setgroups(groups)
         os.setgid(65534)
         os.setuid(65534)
         try:
@@ -123,14 +123,33 @@ if part == "set":
         import mmap
         fd = os.open(file, os.O_WRONLY | os.O_DIRECT)
         os.pwrite(fd, mmap.mmap(-1, 4096), 0)
-    os.chown(file, 65534, 65534)
-    for what, fn in (("write", write), ("direct", direct), ("truncate", lambda: os.truncate(file, 100)), ("trunc", lambda: open(file, "w").close()),
-                     ("fallocate", lambda: os.posix_fallocate(os.open(file, os.O_RDWR), 0, 9000))):
-        os.chmod(file, 0o6755)
-        fn()
-        is_set(file, None, f"{what} by root", st_mode=0o6755)
-        as_nobody(fn)
-        is_set(file, None, f"{what} by nobody", st_mode=0o755)
+    def punch():
+        assert libc.fallocate(os.open(file, os.O_RDWR), 3, ctypes.c_long(0), ctypes.c_long(50)) == 0
+    def allocate():
+        os.posix_fallocate(os.open(file, os.O_RDWR), 0, 9000)
+    changes = (("write", write), ("direct", direct), ("truncate", lambda: os.truncate(file, 100)), ("trunc", lambda: open(file, "w").close()),
+               ("fallocate", allocate), ("punch", punch))
+    # What the group may not execute keeps set-group-ID where its members change it. 77 is not nobody's but by setgroups.
+    rules = ((65534, (), 0o6755, 0o755), (77, (), 0o6755, 0o755), (77, (77,), 0o6755, 0o755), (77, (), 0o2674, 0o674), (77, (), 0o4644, 0o644),
+             (65534, (), 0o6744, 0o2744), (77, (), 0o6744, 0o744), (77, (5, 77), 0o6744, 0o2744), (77, (), 0o2666, 0o666))
+    for gid, groups, mode, left in rules:
+        os.chown(file, 65534, gid)
+        for what, fn in changes:
+            os.chmod(file, mode)
+            fn()
+            is_set(file, None, f"{what} by root", st_mode=mode)
+            as_nobody(fn, groups)
+            is_set(file, None, f"{what} by nobody in {groups}, of group {gid}, mode {mode:o}", st_mode=left)
+        # By the owner, to another group that is his.
+        os.chmod(file, mode)
+        as_nobody(lambda: os.chown(file, -1, 78), (78, *groups))
+        is_set(file, None, f"chgrp by nobody in {groups}, of group {gid}, mode {mode:o}", st_gid=78, st_mode=left)
+    # The privilege is not the superuser's number.
+    os.chown(file, 0, 77)
+    for cmd in (["fallocate", "-l", "9000"], ["truncate", "-s", "200"]):
+        os.chmod(file, 0o6744)
+        subprocess.run(["setpriv", "--clear-groups", "--bounding-set", "-fsetid", "--inh-caps", "-all", *cmd, file], check=True)
+        is_set(file, None, f"{cmd} by root without CAP_FSETID", st_mode=0o744)
     # Below a directory with the set-group-ID bit: its group.
     os.chown(params + "/dir", 0, 77)
     os.chmod(params + "/dir", 0o2777)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import warnings
 import weakref
 
@@ -57,6 +58,12 @@ class Lifetime(Case):
             with self.assertRaisesRegex(UserWarning, "in RAM"):
                 momentfs.Session(temp_dir=in_ram, **SMALL)
             self.assertEqual([name for name in os.listdir(in_ram) if name.startswith("momentfs-tmp")], [])
+
+    def test_it_leaves_nothing_to_the_collector(self):
+        opt = AdamW(weights(SHAPES), **SMALL)
+        gc.collect()
+        del opt
+        self.assertEqual(gc.collect(), 0)
 
     def test_an_exception_frees_it(self):
         try:
@@ -160,7 +167,14 @@ class Sharing(Case):
         b.close()
         with self.assertRaisesRegex(ValueError, "of step 5, not of step 6"):
             self.pair(resume=6)
-        self.pair(resume=5)
+        one, a, two, b = self.pair(resume=5)
+        set_gradients(one, 4)
+        a.step()
+        with self.assertRaisesRegex(ValueError, "of step 6, not of step 5"):
+            AdamW(weights({"x": (3,)}), backing=self.backing(), **SMALL, resume=5)
+        set_gradients(two, 4)
+        b.step()  # who was refused has not ended the session of the others
+        self.assertEqual(a.last_step, 7)
 
     def test_a_second_one_that_wants_it_otherwise_is_told_what_is_there(self):
         one, a, two, b = self.pair()
@@ -441,6 +455,118 @@ class Steps(Case):
                     self.assertBits(opt.state[p][key], before[p][key])
         opt.step()
         self.assertEqual(opt.last_step, 2)
+
+
+class Parting(Case):
+    """Nothing that comes between a call of the library and the next line of Python parts what the two know."""
+
+    def test_memory_that_is_lacking_after_a_step_does_not_part_weights_and_state(self):
+        named = [(n, torch.nn.Parameter(torch.zeros(6, 5).t())) for n in "ab"]
+        other = [(n, torch.nn.Parameter(torch.zeros(6, 5).t())) for n in "ab"]
+        opt, ref = self.keep(AdamW(named, lr=0.1, **SMALL)), self.keep(AdamW(other, lr=0.1, **SMALL))
+        copy, fails = torch.Tensor.copy_, []
+
+        def copy_(self, *args):
+            if fails:
+                fails.pop()
+                raise MemoryError("none left")
+            return copy(self, *args)
+
+        def step(lacking):
+            for o, n in ((ref, other), (opt, named)):
+                for _, p in n:
+                    p.grad = torch.ones_like(p)
+                fails[:] = [1] * lacking * (o is opt)
+                o.step()
+
+        with unittest.mock.patch.object(torch.Tensor, "copy_", copy_):
+            step(0)
+            step(1)
+            for (n, p), (_, q) in zip(named, other):
+                self.assertBits(p, q, n)
+            with self.assertRaisesRegex(RuntimeError, "step 3 is made.*weights of a, b could not.*MemoryError.*kept"):
+                step(6)
+            opt.commit()
+            for (n, p), (_, q) in zip(named, other):
+                self.assertBits(p, q, n)
+            with self.assertRaisesRegex(RuntimeError, "weights of a, b"):
+                step(6)
+            named[0][1].data.fill_(7)  # .data has no counter; so by an operation that has one
+            with torch.no_grad():
+                named[0][1].fill_(7)
+            opt.state_dict()
+            self.assertEqual(named[0][1][0, 0].item(), 7, "weights that were set since stay")
+            self.assertBits(named[1][1], other[1][1])
+
+    def test_a_warning_that_is_an_error_does_not_either(self):
+        p, q = (torch.nn.Parameter(torch.zeros(6, 5).t()) for _ in range(2))
+        opt, ref = self.keep(AdamW([("w", p)], **SMALL)), self.keep(AdamW([("w", q)], **SMALL))
+        for x, o in ((q, ref), (p, opt)):
+            x.grad = torch.ones_like(x)
+            if o is opt:
+                opt._session._messages.append((momentfs._lib.WARNING, "something to know"))
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                try:
+                    o.step()
+                except UserWarning as e:
+                    self.assertIn("something to know", str(e))
+                    self.assertIs(o, opt)
+        self.assertBits(p, q)
+        self.assertEqual((opt.last_step, int(opt.state[p]["step"])), (1, 1))
+
+    def test_the_tables_of_parameters_without_names_are_made_late_if_need_be(self):
+        one, two = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(5))
+        with AdamW([("a", one)], backing=self.backing(), **SMALL) as opt:
+            one.grad = torch.ones_like(one)
+            opt.step()
+        opt = self.keep(AdamW([("a", one)], backing=self.backing(), **SMALL, resume=True, warn_unnamed=False))
+        session, register = opt._session, opt._session.register
+
+        def once(entries):
+            session.register = lambda entries: (_ for _ in ()).throw(MemoryError("none left"))
+            return register(entries)
+
+        session.register = once
+        with self.assertRaises(MemoryError):
+            opt.add_param_group({"params": [two]})
+        session.register = register
+        two.grad = torch.ones_like(two)
+        opt.step()
+        self.assertEqual(int(opt.state[two]["step"]), 1)
+        self.assertIsNotNone(opt._samples._table(0))
+
+    def test_a_session_that_ends_by_itself_says_what_its_commit_met(self):
+        told = io.StringIO()
+        with unittest.mock.patch.object(momentfs.session.lib, "moment_close", lambda handle: -28), \
+                unittest.mock.patch.object(momentfs.session.lib, "moment_error", lambda: b"the last commit failed: ENOSPC"), \
+                unittest.mock.patch.object(sys, "stderr", told):
+            momentfs.session._close(None, os.getpid())
+        self.assertIn("without close(): the last commit failed: ENOSPC", told.getvalue())
+
+    def test_what_is_registered_is_known_whatever_comes_next(self):
+        one, two = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(5))
+        for names in (("a", "b"), (None, None)):  # (those without names have a table besides)
+            def given(i, p):
+                return [(names[i], p)] if names[i] else [p]
+
+            opt = self.keep(AdamW(given(0, one), backing=self.backing(str(names[0])), **SMALL, warn_unnamed=False))
+            session, register = opt._session, opt._session.register
+
+            def warned(entries):
+                session._messages.append((momentfs._lib.WARNING, "something to know"))
+                return register(entries)
+
+            with warnings.catch_warnings(), self.assertRaises(UserWarning), unittest.mock.patch.object(session, "register", warned):
+                warnings.simplefilter("error")
+                opt.add_param_group({"params": given(1, two)})
+            self.assertIn(two, opt.state)
+            for _ in range(2):
+                for p in (one, two):
+                    p.grad = torch.ones_like(p)
+                opt.step()
+            self.assertEqual([int(opt.state[p]["step"]) for p in (one, two)], [2, 2])
+            opt.close()
 
 
 class Editing(Case):

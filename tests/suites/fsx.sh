@@ -17,7 +17,7 @@ else
 	make -C "$tmp/suite" -j2 >"$tmp/build.log" 2>&1 || fail "xfstests does not build: $(tail -n 5 "$tmp/build.log")"
 	cp "$tmp/suite/ltp/fsx" "$tmp"
 fi
-start_momentfs "$tmp/backing" "$tmp/mnt" ram=16M,block=64K,commit=1
+start_momentfs "$tmp/backing" "$tmp/mnt" ram=16M,block=64K,commit=1,size=1G
 cd "$tmp" # fsx leaves its notes where it runs
 
 # fsx_run NAME OPTION...
@@ -26,7 +26,7 @@ fsx_run() {
 	shift
 	./fsx -q -N "$ops" -S $seed -l 4194304 -o 262144 -P "$tmp" "$@" "mnt/params/$name" >"$name.out" 2>&1 ||
 		fail "fsx $* -S $seed: $(tail -n 20 "$name.out")"
-	echo "fsx $*: $ops operations with seed $seed"
+	echo "fsx: $ops operations with seed $seed${*:+, $*}"
 }
 fsx_run mapped
 fsx_run unmapped -R -W

@@ -27,7 +27,7 @@ cat "$abs_srcdir/tests/suites/pjdfstest_cut.sh" >>"$tmp/suite/tests/misc.sh"
 find "$tmp/suite/tests" -name '*.t' -exec sed -Ei \
 	'/^[[:space:]]*for [a-z0-9]+ in /{s/\b(fifo|block|char|socket|symlink)\b//g; s/ +;/;/}' {} +
 
-start_momentfs "$tmp/backing" "$tmp/mnt" ram=64M,commit=off,allow_other
+start_momentfs "$tmp/backing" "$tmp/mnt" ram=64M,commit=off,allow_other,size=1G
 mkdir "$tmp/mnt/params/t"
 chmod 755 "$tmp" "$tmp/mnt/params"
 cd "$tmp/mnt/params/t"

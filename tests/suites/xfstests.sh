@@ -26,11 +26,16 @@ sed -i "s#-e 's/fuse.ceph-fuse/ceph-fuse/'#& -e 's/fuse.momentfs/fuse/'#" "$tmp/
 
 # Other users go through here.
 chmod 755 "$tmp"
-# What fills its disk does so in an image.
-truncate -s "${MOMENT_SUITES_DISK:-16G}" "$tmp/image"
+# What fills its disk does so in an image, and the disk that the image is on has room for all of it: else a test that
+# fills one would fill the other. What tests remove is given back at once (discard).
+size=$(numfmt --from=iec "${MOMENT_SUITES_DISK:-16G}")
+free=$(df --output=avail -B1 "$tmp" | tail -n 1)
+[ "$free" -gt $((size + (4 << 30))) ] ||
+	skip "$(df --output=target "$tmp" | tail -n 1) has $((free >> 30)) GiB free; the tests may take $((size >> 30)), and 4 are to stay (MOMENT_SUITES_DISK=SIZE changes that)"
+truncate -s "$size" "$tmp/image"
 mkfs.ext4 -q "$tmp/image"
 mkdir "$tmp/disk" "$tmp/test" "$tmp/scratch" "$tmp/bin"
-mount -o loop "$tmp/image" "$tmp/disk"
+mount -o loop,discard "$tmp/image" "$tmp/disk"
 cleanup_fn umount -l "$tmp/disk"
 
 # mount.fuse3 SOURCE MOUNTPOINT [OPTION]...: the tests' root is params/. The mount that it lies in is let go at once

@@ -14,6 +14,7 @@ from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_
 from ctypes import c_uint8, c_uint32, c_uint64, c_void_p
 
 STEP_NONE, STEP_NEXT = 2**64 - 1, 2**64 - 2
+NO_PARAM = 2**32 - 1  # no handle
 ROLES = 4
 EXP_AVG, EXP_AVG_SQ, MASTER, MAX_EXP_AVG_SQ = range(ROLES)
 F32, BF16, F16, F64 = range(4)

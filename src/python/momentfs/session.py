@@ -15,8 +15,9 @@ from momentfs.signals import whole
 
 
 def _close(handle, pid):
-    if os.getpid() == pid:
-        lib.moment_close(handle)
+    """Of a session that nobody has closed before its last reference went, or the process ends: nobody hears an exception."""
+    if os.getpid() == pid and lib.moment_close(handle) < 0 and sys.stderr is not None:
+        print(f"momentfs: a session has ended without close(): {lib.moment_error().decode('utf-8', 'replace')}", file=sys.stderr)
 
 
 def _path(p):
@@ -145,15 +146,17 @@ class Session:
         self._pid = os.getpid()
         self._asked = (bool(resume), fresh)
         if resume is not False and resume != "partial" and not isinstance(resume, bool):
-            self._expect_step(resume)
+            try:
+                self._expect_step(resume)
+            except BaseException:
+                self.close()
+                raise
 
     def _expect_step(self, step):
         found = self.last_step
         if found != step:
-            backing = self.info()["backing"]
-            self.close()
             raise ValueError(
-                f"{backing}: the state is of {'no step' if found is None else f'step {found}'}, not of step {step}: "
+                f"{self.info()['backing']}: the state is of {'no step' if found is None else f'step {found}'}, not of step {step}: "
                 "load the weights of that step, or resume=True to go on all the same"
             )
 
@@ -209,10 +212,13 @@ class Session:
             elif os.environ.get("MOMENT_QUIET", "0") in ("", "0"):
                 print(f"momentfs: {text}", file=sys.stderr)
 
-    def _call(self, fn, *args):
+    def _call(self, fn, *args, then=None):
+        """then: what belongs to the call and follows it where it succeeds. (A message that is told may be an exception.)"""
         if self._h is None:
             raise ValueError("the session is closed")
         res = fn(self._h, *args)
+        if then is not None and res >= 0:
+            then()
         if self._messages:
             self._tell()
         return check(res)
@@ -221,8 +227,11 @@ class Session:
 
     def close(self):
         """Commits (embedded) and ends. Raises what the commit met; the session is gone in any case."""
-        if self._h is None:
-            return
+        if self._h is not None:
+            self._end()
+
+    @whole()
+    def _end(self):
         handle, self._h = self._h, None
         if self._finalizer.detach():
             check(lib.moment_close(handle))
@@ -249,13 +258,13 @@ class Session:
     # ---- parameters ----
 
     @staticmethod
-    def _params(entries):
-        """ctypes of [{"name", "shape", "arrays"?, "dtypes"?, "tier"?, "hyper"?}], and what must outlive the call."""
-        array = (_lib.Param * max(len(entries), 1))()
-        keep = []
+    def params(entries):
+        """A ctypes array of [{"name", "shape", "arrays"?, "dtypes"?, "tier"?, "hyper"?}]. Registering writes each handle into
+        it, in the call itself; until then it is _lib.NO_PARAM."""
+        array = (_lib.Param * len(entries))()  # ctypes keeps what is put into it alive
         for c, e in zip(array, entries):
             shape = (ctypes.c_uint64 * max(len(e["shape"]), 1))(*e["shape"])
-            keep.append(shape)
+            c.handle = _lib.NO_PARAM
             c.name = _lib.encode(e["name"])
             c.ndim = len(e["shape"])
             c.shape = shape
@@ -265,13 +274,14 @@ class Session:
                 c.dtype[role] = dtype
             c.tier = _lib.TIERS[e.get("tier", "auto")]
             c.hyper = e["hyper"].encode() if e.get("hyper") else None
-        return array, keep
+        return array
 
     def register(self, entries):
-        """Makes or finds parameters: dicts with name, shape, and arrays (roles), dtypes, tier, hyper where they matter.
+        """Makes or finds parameters: dicts with name, shape, and arrays (roles), dtypes, tier, hyper where they matter; or
+        the array that params() makes of them.
 
         Returns a list of (handle, found, step)."""
-        array, _keep = self._params(entries)
+        array = entries if isinstance(entries, ctypes.Array) else self.params(entries)
         self._call(lib.moment_register, array, len(entries))
         return [(c.handle, bool(c.found), c.step) for c, _ in zip(array, entries)]
 
@@ -283,7 +293,7 @@ class Session:
         fn = _lib.DIFFERENCE_FN(
             lambda _a, kind, name, detail: out.append((kinds[kind], _lib.decode(name), detail.decode()))
         )
-        array, _keep = self._params(entries)
+        array = self.params(entries)
         self._call(lib.moment_compare, array, len(entries), fn, None)
         return out
 
@@ -322,11 +332,13 @@ class Session:
 
     # ---- steps ----
 
-    def step(self, label, items, finite=False, commit=False):
-        """A whole step over a list of _lib.Item. label: its number; None: one more than last_step."""
+    def step(self, label, items, finite=False, commit=False, then=None):
+        """A whole step over a list of _lib.Item. label: its number; None: one more than last_step. then: called when it has
+        been made, before anything is told of it."""
         array = items if isinstance(items, ctypes.Array) else (_lib.Item * max(len(items), 1))(*items)
         flags = (_lib.STEP_FINITE if finite else 0) | (_lib.STEP_COMMIT if commit else 0)
-        self._call(lib.moment_step, _lib.STEP_NEXT if label is None else label, array, len(items), flags)
+        self._call(lib.moment_step, _lib.STEP_NEXT if label is None else label, array, len(items), flags,
+                   then=then)
 
     def step_blocks(self, label, updates, commit=False):
         """A whole step with your own update: updates is [(param, p, g, fn)], p and g contiguous numpy arrays (or None).

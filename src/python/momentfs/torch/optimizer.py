@@ -30,8 +30,9 @@ class Slot:
 
     __slots__ = ("handle", "name", "master", "amsgrad", "shape", "dtype")
 
-    def __init__(self, handle, p, name, master, amsgrad):
-        self.handle, self.name, self.master, self.amsgrad = handle, name, master, amsgrad
+    def __init__(self, p, name, master, amsgrad):
+        self.handle = None  # until it is registered
+        self.name, self.master, self.amsgrad = name, master, amsgrad
         self.shape, self.dtype = tuple(p.shape), p.dtype
 
     @property
@@ -66,15 +67,20 @@ def _is_whole(t):
     return (last + 1) * t.element_size() <= storage_of(t).nbytes()
 
 
-def _written(params):
-    """Tells autograd that these were changed in place, so that a graph made before refuses to go backward."""
+def _counters(params):
+    """Of each something that shares its version counter, for _written(): made before the step, for want of memory."""
     if hasattr(torch.autograd.graph, "increment_version"):
-        for p in params:
-            torch.autograd.graph.increment_version(p)
-        return
-    for p in params:
-        d = p.detach()  # shares the counter; an operation on none of its elements counts
-        (d if d.dim() else d.unsqueeze(0)).narrow(0, 0, 0).zero_()
+        return params
+    return [(p.detach() if p.dim() else p.detach().unsqueeze(0)).narrow(0, 0, 0) for p in params]
+
+
+def _written(counters):
+    """Tells autograd that these were changed in place, so that a graph made before refuses to go backward."""
+    for c in counters:
+        if hasattr(torch.autograd.graph, "increment_version"):
+            torch.autograd.graph.increment_version(c)
+        else:
+            c.zero_()  # none of its elements, which counts all the same
 
 
 def _check_hyper(lr, betas, eps, weight_decay):
@@ -125,7 +131,8 @@ class FileOptimizer(torch.optim.Optimizer):
         _check_hyper(defaults["lr"], defaults["betas"], defaults["eps"], defaults["weight_decay"])
         self._session = None
         self._names = Names(model, warn_unnamed)
-        self._slots = {}  # tensor -> Slot, in the order of registering
+        self._known, self._new = {}, []  # see _slots
+        self._owed, self._owed_of = [], []  # see _copy_back()
         self._tiers = {}  # name -> tier, where not auto
         self._div_scale = None
         self._decoupled, self._bias_correction = decoupled, bias_correction
@@ -243,6 +250,18 @@ class FileOptimizer(torch.optim.Optimizer):
         # The engine keeps an eighth for small pieces and eight blocks for streaming out of what may be pinned.
         return max((pinned + 8 * block) * 8 // 7, pinned + (32 << 20)) + (64 << 20)
 
+    @property
+    def _slots(self):
+        """{tensor: Slot} of what is registered, in that order. The library writes a handle into memory of _new in the call
+        that registers, so that nothing which comes between that call and the next line can leave it unknown here."""
+        for p, slot, param in self._new:
+            if param.handle != _lib.NO_PARAM:
+                slot.handle = param.handle
+                self._known[p] = slot
+        if self._new:
+            self._new = []
+        return self._known
+
     def _register(self, params):
         """Registers those that are not."""
         params = [p for p in params if p not in self._slots and self._is_ours(p)]
@@ -255,11 +274,16 @@ class FileOptimizer(torch.optim.Optimizer):
             entries.append(
                 {"name": name, "shape": tuple(p.shape), "arrays": arrays, "tier": self._tiers.get(name, "auto")}
             )
-            slots.append(Slot(None, p, name, MASTER in arrays, MAX_EXP_AVG_SQ in arrays))
-        answer = self._samples.register(entries, params) if self._samples else self._session.register(entries)
-        for p, slot, (handle, _found, _step) in zip(params, slots, answer):
-            slot.handle = handle
-            self._slots[p] = slot
+            slots.append(Slot(p, name, MASTER in arrays, MAX_EXP_AVG_SQ in arrays))
+        first, later = self._samples.tables(params) if self._samples else ([], [])
+        array = self._session.params(entries + first)
+        self._new = list(zip(params, slots, array))
+        self._session.register(array)
+        if later:
+            self._session.register(later)
+        self._slots  # takes them over now, where nothing has come between: what ctypes made can go
+        if self._samples:
+            self._samples.registered(params, array)
 
     # ---- reading and writing state ----
 
@@ -355,6 +379,7 @@ class FileOptimizer(torch.optim.Optimizer):
     def _step(self):
         if isinstance(self._session, Closed):
             raise ValueError("the optimizer is closed")
+        self._settle()
         todo = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None and self._is_ours(p)]
         if not todo:
             return
@@ -385,15 +410,50 @@ class FileOptimizer(torch.optim.Optimizer):
             more, calls = self._samples.items([(p, weight) for p, (_, weight) in zip(params, keep)])
             items += more
             keep.append(calls)
-        self._session.step(None, items, finite=self._nonfinite == "raise")
-        for p, weight in copies:
-            p.copy_(weight)
-        _written(params)
+        counters = _counters(params)
+
+        def then():  # all memory for it is there
+            self._owed = copies
+            try:
+                self._copy_back()
+            finally:
+                _written(counters)
+                self._owed_of = [(p.data_ptr(), p._version) for p, _ in self._owed]
+
+        self._session.step(None, items, finite=self._nonfinite == "raise", then=then)
+
+    def _copy_back(self):
+        """What the last step has made of weights that are not contiguous goes to them. It belongs to the step: what cannot
+        be copied is tried again, and at last kept until the next call, while an exception tells whose weights they are."""
+        error = None
+        for _ in range(3 if self._owed else 0):
+            for one in list(self._owed):
+                try:
+                    one[0].copy_(one[1])
+                    self._owed = [other for other in self._owed if other is not one]
+                except Exception as e:
+                    error = e
+        if self._owed:
+            names = ", ".join(self._names.of(p) for p, _ in self._owed[:4])
+            raise RuntimeError(f"step {self.last_step} is made, but the weights of {names}{' and others' * (len(self._owed) > 4)} "
+                               f"could not be written ({error!r}): they are kept, and the next step(), commit() or state_dict() "
+                               "writes them") from error
+
+    @torch.no_grad()
+    def _settle(self):
+        """The same when weights were left over, but for those that somebody has set since."""
+        if self._owed:
+            self._owed = [one for one, of in zip(self._owed, self._owed_of) if of == (one[0].data_ptr(), one[0]._version)]
+            try:
+                self._copy_back()
+            finally:
+                self._owed_of = [(p.data_ptr(), p._version) for p, _ in self._owed]
 
     # ---- commits ----
 
     def commit(self, wait=True):
         """Makes the last step durable. Without wait: starts that."""
+        self._settle()
         self._session.commit(wait)
 
     @property
@@ -411,6 +471,7 @@ class FileOptimizer(torch.optim.Optimizer):
     def rollback(self):
         """Returns the state, not the weights, to the last commit."""
         self._session.rollback()
+        self._owed = []
 
     @whole()
     def close(self):
@@ -447,6 +508,7 @@ class FileOptimizer(torch.optim.Optimizer):
     def state_dict(self):
         """torch.optim.AdamW's own layout, with param_names in the groups. All of the state in memory: for a large one
         commit and copy the files instead."""
+        self._settle()
         for hook in self._hooks("state_dict_pre"):
             hook(self)
         state_dict = layout.export(self)

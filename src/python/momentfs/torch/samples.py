@@ -34,7 +34,7 @@ class Samples:
 
     def __init__(self, session, names):
         self._session, self._names = session, names
-        self._tables = {}  # number -> handle
+        self._tables = {}  # number -> handle, see _table()
         self._there = {e["name"] for e in session.list()}
         self._places = {}  # place -> tensor, of those whose state was found
 
@@ -42,32 +42,38 @@ class Samples:
     def _entry(number):
         return {"name": f"unnamed.samples.{number}", "shape": (ROWS, WIDTH), "arrays": (MASTER,)}
 
-    def register(self, entries, params):
-        """Session.register() of entries, which are params', and of the tables that these need."""
+    def _table(self, number):
+        """Its handle, as the session has it; None: not registered."""
+        if number not in self._tables:
+            try:
+                self._tables[number] = self._session.find(self._entry(number)["name"])
+            except _lib.MomentError:
+                return None
+        return self._tables[number]
+
+    def tables(self, params):
+        """What is to be registered with params: (entries for the same call, entries for a call of their own)."""
         places = [self._names.place(p) for p in params]
-        new = {place // ROWS for place in places if place is not None} - set(self._tables)
-        entries_of = {number: self._entry(number) for number in sorted(new)}
+        numbers = sorted({place // ROWS for place in places if place is not None})
+        entries = [self._entry(n) for n in numbers if self._table(n) is None]
         # What the backing has goes with the rest, lest it be told as left over. What a backing of other state lacks (an
         # older version kept none) goes by a call of its own: only the first one is compared.
-        lacks = [n for n, e in entries_of.items() if self._there and e["name"] not in self._there]
-        first = [n for n in entries_of if n not in lacks]
-        answer = self._session.register(entries + [entries_of[n] for n in first])
-        self._tables.update(zip(first, (handle for handle, _, _ in answer[len(entries) :])))
-        if lacks:
-            more = self._session.register([entries_of[n] for n in lacks])
-            self._tables.update(zip(lacks, (handle for handle, _, _ in more)))
-        for p, place, (_, found, step) in zip(params, places, answer):
-            if place is not None and found and step:
+        lacks = [e for e in entries if self._there and e["name"] not in self._there]
+        return [e for e in entries if e not in lacks], lacks
+
+    def registered(self, params, answer):
+        for p, c in zip(params, answer):
+            place = self._names.place(p)
+            if place is not None and c.found and c.step:
                 self._places[place] = p
         self.check()
-        return answer[: len(entries)]
 
     def _rows(self):
         """{place: its row's bytes}, of rows that can tell something."""
         out = {}
         for number in {place // ROWS for place in self._places}:
             table = torch.empty(ROWS, WIDTH)
-            self._session.read(self._tables[number], MASTER, 0, table.numel(), table.data_ptr())
+            self._session.read(self._table(number), MASTER, 0, table.numel(), table.data_ptr())
             for row, values in enumerate(table):
                 if bool((values != values[0]).any()):
                     out[number * ROWS + row] = values.numpy().tobytes()
@@ -111,8 +117,11 @@ class Samples:
             place = self._names.place(p)
             if place is not None:
                 rows.setdefault(place // ROWS, []).append((place % ROWS, weight))
+        lacking = [self._entry(n) for n in rows if self._table(n) is None]
+        if lacking:  # an exception came between the calls that register the parameters and their tables
+            self._session.register(lacking)
         calls = [_lib.BLOCK_FN(self._writer(todo)) for todo in rows.values()]
-        return [_lib.Item(param=self._tables[n], fn=call) for n, call in zip(rows, calls)], calls
+        return [_lib.Item(param=self._table(n), fn=call) for n, call in zip(rows, calls)], calls
 
     @staticmethod
     def _writer(todo):
