@@ -104,6 +104,7 @@ struct file {
 	bool pinned;	     /* tier=ram: its blocks are never evicted */
 	bool stepped;	     /* changed in a plain step since the last commit that took it */
 	bool touched;	     /* bytes changed through leases since the step began */
+	bool lost;	     /* removed, and a rollback has dropped its bytes: -ESTALE for good */
 	bool generated;	     /* a meta.json made on read: it has no data, for good */
 	uint64_t read_end;   /* of the last plain READ */
 	uint32_t read_ahead; /* block up to which plain READs were read ahead */

@@ -120,6 +120,8 @@ const char *holder_who(char buf[64], long pid);
 
 /* ---- ops -------------------------------------------------------------------------------- */
 
+/* Of a file that is removed and open, and whose bytes a rollback has dropped: all of its own end with
+ * -ESTALE. */
 enum engine_op_kind {
 	ENGINE_READ,  /* ino off len -> res: bytes (0 at or past the end), iov/iovcnt point at them
 		       */

@@ -737,6 +737,24 @@ static void op_rollback(struct engine *e, struct engine_op *op)
 
 /* ---- in ---- */
 
+static bool is_of_file(const struct engine_op *op)
+{
+	switch (op->kind) {
+	case ENGINE_READ:
+	case ENGINE_WRITE:
+	case ENGINE_TRUNCATE:
+	case ENGINE_PUNCH:
+	case ENGINE_ALLOCATE:
+	case ENGINE_SEEK:
+	case ENGINE_FSYNC:
+	case ENGINE_PREFETCH:
+	case ENGINE_RESIDENT:
+		return true;
+	default:
+		return false;
+	}
+}
+
 static void op_start(struct loop_task *t)
 {
 	struct engine_op *op = container_of(t, struct engine_op, task);
@@ -751,6 +769,11 @@ static void op_start(struct loop_task *t)
 		return;
 	}
 	c->stats.ops++;
+	f = is_of_file(op) ? file_find(c, op->ino) : NULL;
+	if (f && f->lost) {
+		op_end(op, -ESTALE);
+		return;
+	}
 	switch (op->kind) {
 	case ENGINE_READ:
 		op_read(e, op);

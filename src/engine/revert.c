@@ -149,10 +149,15 @@ static void revert_load(struct revert *r)
 	for (size_t i = 0; i < r->n; i++) {
 		struct file *f = file_find(c, r->inos[i]);
 
+		struct ns_attr a;
+
 		if (!f) {
 			ns_hold(c->ns, r->inos[i], false); /* a directory */
 			continue;
 		}
+		/* No commit has it, and no name leads to it: who has it open is told that it is gone. */
+		if (ns_getattr(c->ns, f->ino, &a) || a.nlink == 0)
+			f->lost = true;
 		if (f->held) {
 			file_hold(c, f, false);
 			if (!f->session) { /* its session died */

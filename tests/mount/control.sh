@@ -68,6 +68,14 @@ echo newer >"$p/f"
 "$MOMENTCTL" commit "$tmp/backing" # a backing names its mount, too
 "$MOMENTCTL" rollback "$mnt"
 assert_eq "$(cat "$p/f")" newer "content after commit and rollback"
+# Who has a file open that goes with a rollback is told so: it neither reads zeros nor its old bytes.
+printf 'gone %05000d' 1 >"$p/away"
+exec 9<"$p/away"
+"$MOMENTCTL" rollback "$mnt"
+[ ! -e "$p/away" ] || retry 3 test ! -e "$p/away" || fail "a file made after the commit is still there"
+expect_failure 'stale' cat <&9
+assert_eq "$(stat -L -c %h /proc/self/fd/9)" 0 "link count of a file that a rollback took"
+exec 9<&-
 "$MOMENTCTL" scrub "$mnt" || fail "scrub finds damage"
 # trim: what was removed goes back to the host's disk
 head -c 20000000 /dev/zero >"$p/large"

@@ -302,6 +302,70 @@ static void test_fresh_beside_hints(void **state)
 	is(ino_of("b/exp_avg_sq"), 0, 10 * BLOCK, 0);
 }
 
+static uint64_t open_one(const char *name)
+{
+	struct ns_attr a;
+
+	assert_int_equal(ns_peek(engine_ns(e), NS_ROOT, name, &a), 0);
+	assert_int_equal(ns_open(engine_ns(e), a.ino, false), 0);
+	return a.ino;
+}
+
+static void is_stale(uint64_t ino)
+{
+	struct ns_attr a;
+	char buf[16];
+
+	assert_int_equal(engine_pread(e, ino, buf, sizeof(buf), 0), -ESTALE);
+	assert_int_equal(engine_pwrite(e, ino, buf, sizeof(buf), 0), -ESTALE);
+	assert_int_equal(engine_call(e, ENGINE_TRUNCATE, ino, 0, 10, 0), -ESTALE);
+	assert_int_equal(engine_call(e, ENGINE_ALLOCATE, ino, 0, 10, 0), -ESTALE);
+	assert_int_equal(engine_call(e, ENGINE_PUNCH, ino, 0, 10, 0), -ESTALE);
+	assert_int_equal(engine_call(e, ENGINE_SEEK, ino, 0, 0, SEEK_DATA), -ESTALE);
+	assert_int_equal(engine_call(e, ENGINE_FSYNC, ino, 0, 0, 0), -ESTALE);
+	assert_int_equal(ns_getattr(engine_ns(e), ino, &a), 0);
+	assert_int_equal(a.nlink, 0);
+	assert_int_equal(a.size, 5000);
+}
+
+/* A rollback drops the bytes of files that no commit has. Who has one open never reads zeros for them. */
+static void test_rolled_back_while_open(void **state)
+{
+	struct ns *ns = engine_ns(e);
+	uint64_t gone, never, back, unnamed;
+
+	(void)state;
+	put(make("gone"), 0, 5000, 1);
+	put(make("back"), 0, 5000, 2);
+	sync_all();
+	gone = open_one("gone");
+	back = open_one("back");
+	assert_int_equal(ns_unlink(ns, NS_ROOT, "gone"), 0);
+	sync_all();
+	is(gone, 0, 5000, 1);
+	assert_int_equal(ns_unlink(ns, NS_ROOT, "back"), 0);
+	put(make("never"), 0, 5000, 3);
+	never = open_one("never");
+	put(make("unnamed"), 0, 5000, 4);
+	unnamed = open_one("unnamed");
+	assert_int_equal(ns_unlink(ns, NS_ROOT, "unnamed"), 0);
+	assert_int_equal(engine_call(e, ENGINE_ROLLBACK, 0, 0, 0, 0), 0);
+	is_stale(gone);
+	is_stale(never);
+	is_stale(unnamed);
+	is(back, 0, 5000, 2);
+	put(back, 0, 10, 9);
+	sync_all();
+	assert_int_equal(engine_call(e, ENGINE_ROLLBACK, 0, 0, 0, 0), 0);
+	is_stale(gone);
+	is(back, 0, 10, 9);
+	ns_release(ns, gone, false);
+	ns_release(ns, back, false);
+	put(make("never"), 0, 5000, 5); /* a name of it is another file's */
+	sync_all();
+	is_stale(never);
+}
+
 /* In a child: what a broken invariant does to the process that meets it. */
 static void test_broken_invariant(void **state)
 {
@@ -338,6 +402,7 @@ int main(void)
 		T(test_many_readers),	 T(test_answered_early),
 		T(test_lease_that_is_kept),
 		T(test_fresh_beside_hints),
+		T(test_rolled_back_while_open),
 		T(test_broken_invariant),
 	};
 
