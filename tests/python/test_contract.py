@@ -370,6 +370,24 @@ class Steps(Case):
         self.assertGreater(interrupted, 0)
         self.assertEqual(opt.last_step, opt._session.info()["step"])
 
+    def test_an_interrupt_in_a_callback_is_not_lost(self):
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        def decode(raw):
+            signal.raise_signal(signal.SIGALRM)
+            return raw.decode()
+
+        named = weights(SHAPES)
+        self.keep(AdamW(named, backing=self.backing(), **SMALL)).close()
+        session = self.keep(momentfs.Session(backing=self.backing(), resume=True))
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, stop))
+        self.addCleanup(setattr, momentfs._lib, "decode", momentfs._lib.decode)
+        momentfs._lib.decode = decode
+        for call in (session.list, lambda: session.compare([])):
+            with self.assertRaises(KeyboardInterrupt):
+                call()
+
     def test_handlers_that_raise_while_they_are_put_back(self):
         called = []
 

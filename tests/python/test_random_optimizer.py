@@ -1003,6 +1003,8 @@ class World:
         for n in range(ops):
             pair, name = self.r.choice(self.pairs), self.r.choices(names, weights)[0]
             self.interrupts = self.chance(0.3)
+            if self.verbose and n % 500 == 0:
+                print(f"seed {self.seed}: {n} operations", flush=True)
             self.count[name] += 1
             try:
                 getattr(self, "op_" + name)(pair)

@@ -285,6 +285,7 @@ class Session:
         self._call(lib.moment_register, array, len(entries))
         return [(c.handle, bool(c.found), c.step) for c, _ in zip(array, entries)]
 
+    @whole()  # what is raised in a callback cannot come through C, and would be lost
     def compare(self, entries):
         """[(kind, name, detail)] of how the backing, as it was opened, differs from entries; kind is "missing",
         "extra", "reshaped" or "retyped"."""
@@ -297,6 +298,7 @@ class Session:
         self._call(lib.moment_compare, array, len(entries), fn, None)
         return out
 
+    @whole()
     def list(self):
         """What the backing held when it was opened: [{"name", "shape", "arrays", "step"}]."""
         out = []
