@@ -293,10 +293,21 @@ int receive_start(struct daemon *d);
 void receive_stop(struct daemon *d); /* ends the threads, also those that wait in read(2) */
 /* In a handler: takes the buffer that holds the request over, to be given back later. */
 struct rx_buf *rx_take(void);
-/* In the handler of a WRITE or SETATTR, before rx_take(): the caller may not keep set-ID bits. */
+/* For setid.c: this WRITE or SETATTR says that the caller may not keep set-ID bits. */
 bool rx_kills_setid(void);
 void rx_put(struct receive *rx, struct rx_buf *b); /* b may be NULL */
 void receive_destroy(struct daemon *d);
+
+/* ---- setid.c -------------------------------------------------------------------------------- */
+
+enum setid_change {
+	SETID_KERNEL_SAYS, /* a WRITE, or a SETATTR of a size: the request says whether */
+	SETID_ALLOCATE,	   /* also punching: it does not */
+	SETID_OWNER,	   /* owner or group: whoever does it */
+};
+
+/* In the handler of such a request, before rx_take(): takes off the file those that are to go. */
+void setid_changed(fuse_req_t req, uint64_t ino, enum setid_change what);
 
 /* ---- interrupt.c ---------------------------------------------------------------------------- */
 

@@ -441,8 +441,7 @@ void data_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, of
 	r->direct = past_pages(fi);
 	if (!r->direct)
 		ns_set_paged(r->d->ns, ino);
-	if (rx_kills_setid())
-		ns_kill_setid(r->d->ns, ino);
+	setid_changed(req, ino, SETID_KERNEL_SAYS);
 	r->buf = rx_take(); /* `buf` lies in it */
 	/* All or an error: pages are not offered again, and a short O_DIRECT write the kernel calls EIO. */
 	r->op.arg = fi->writepage || r->direct;
@@ -563,8 +562,7 @@ void data_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t l
 		reply_err(req, res);
 		return;
 	}
-	if (fuse_req_ctx(req)->uid != 0) /* FALLOCATE has no flag for it */
-		ns_kill_setid(daemon_of(req)->ns, ino);
+	setid_changed(req, ino, SETID_ALLOCATE);
 	r = request_create(req, punch ? ENGINE_PUNCH : ENGINE_ALLOCATE, ino,
 			   punch ? finish_punch : finish_plain);
 	if (!r)

@@ -150,8 +150,8 @@ static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to
 		mask |= NS_SET_ATIME_NOW;
 	else if (to_set & FUSE_SET_ATTR_ATIME)
 		mask |= NS_SET_ATIME;
-	if (rx_kills_setid())
-		ns_kill_setid(d->ns, ino);
+	setid_changed(req, ino,
+		      to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID) ? SETID_OWNER : SETID_KERNEL_SAYS);
 	if (mask)
 		res = ns_setattr(d->ns, ino, mask, &in, &out);
 	if (res < 0)

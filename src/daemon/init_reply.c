@@ -5,8 +5,8 @@
  * Without it the kernel asks for the attribute security.capability before every single write(2):
  * measured, that is a third of the time of a 1 MiB write. With it the file system promises to take
  * set-ID bits and capabilities away when a file is written, cut or given to somebody else: the
- * kernel says with each request whether the bits go (rx_kills_setid()), ns_setattr() does it for a
- * change of owner; the attribute is refused, so there are no capabilities.
+ * kernel says with some requests whether the bits go, setid.c decides for all of them; the attribute
+ * is refused, so there are no capabilities.
  *
  * The flag is set in the reply to INIT, the first that is ever sent, on its way out. A kernel that
  * does not know it ignores it.

@@ -99,8 +99,8 @@ enum {
 int ns_setattr(struct ns *ns, uint64_t ino, unsigned int mask, const struct ns_attr *in,
 	       struct ns_attr *out);
 
-/* Somebody without the privilege to keep them has written to the file: it loses its set-ID bits. */
-void ns_kill_setid(struct ns *ns, uint64_t ino);
+/* A file loses these set-ID bits. Which, the edge says (setid.c of the daemon): it knows the caller. */
+void ns_kill_setid(struct ns *ns, uint64_t ino, uint32_t bits);
 
 /*
  * Reading a directory: calls fn for each entry after `cookie` (0: from the start) until fn returns

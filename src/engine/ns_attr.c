@@ -10,26 +10,17 @@
 
 #include <errno.h>
 
-/* As Linux: set-group-ID without the right to execute is no such bit. */
-static void kill_setid(struct ns *ns, struct ns_inode *i)
-{
-	uint32_t kill = S_ISUID | (i->mode & S_IXGRP ? S_ISGID : 0);
-
-	if (ns_is_dir(i) || !(i->mode & kill))
-		return;
-	i->mode &= ~kill;
-	i->ctime = ns_now();
-	ns_dirty_locked(ns, i);
-}
-
-void ns_kill_setid(struct ns *ns, uint64_t ino)
+void ns_kill_setid(struct ns *ns, uint64_t ino, uint32_t bits)
 {
 	struct ns_inode *i;
 
 	pthread_mutex_lock(&ns->lock);
 	i = ns_find_locked(ns, ino);
-	if (i)
-		kill_setid(ns, i);
+	if (i && !ns_is_dir(i) && i->mode & bits) {
+		i->mode &= ~bits;
+		i->ctime = ns_now();
+		ns_dirty_locked(ns, i);
+	}
 	pthread_mutex_unlock(&ns->lock);
 }
 
@@ -85,8 +76,6 @@ int ns_setattr(struct ns *ns, uint64_t ino, unsigned int mask, const struct ns_a
 		res = i->flags & NS_GENERATED ? -EPERM : set_times(ns, i, mask, in, now);
 	if (res < 0)
 		goto out_unlock;
-	if (mask & (NS_SET_UID | NS_SET_GID))
-		kill_setid(ns, i);
 	if (mask & NS_SET_MODE)
 		i->mode = (i->mode & S_IFMT) | (in->mode & 07777);
 	if (mask & NS_SET_UID)
