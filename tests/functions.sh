@@ -71,6 +71,15 @@ private_mounts() {
 		exec "$@"' - "$tmp" "$@"
 }
 
+# alone "$@": the script begins again in a mount namespace of its own, where that can be had: nobody who walks over the
+# machine's files (du, an indexer) is in its mounts when they are to be unmounted.
+alone() {
+	local rc=0
+	[ "${1:-}" != inside ] && unshare -m true 2>/dev/null || return 0
+	private_mounts "$BASH" "$0" inside "$@" || rc=$?
+	exit $rc
+}
+
 # retry SECONDS COMMAND...: until it succeeds; false when the time is over.
 retry() {
 	local end=$((${EPOCHREALTIME/./} + $1 * 1000000))
@@ -127,7 +136,7 @@ _end_momentfs() {
 stop_momentfs() {
 	local mnt=$1 pid=${2:-$momentfs_pid} rc=0
 	"$MOMENTCTL" umount "$mnt" || {
-		if command -v fuser >/dev/null; then fuser -vm "$mnt" >&2 || true; fi
+		if command -v fuser >/dev/null; then { fuser -vm "$mnt" 2>&1 | grep -v '^Cannot stat' >&2; } || true; fi
 		fail "momentctl umount $mnt"
 	}
 	wait "$pid" || rc=$?

@@ -15,8 +15,8 @@
  * only to those who have no privilege.
  *
  * Runs in the handler, before the request is submitted. What the kernel writes back of its own
- * pages has no such flag (it asked when the page was made dirty), so nothing here is on the way of
- * a write-back.
+ * pages has no such flag (a store through a mapping takes no bits, as elsewhere on Linux), so
+ * nothing here is on the way of a write-back.
  */
 #include <linux/capability.h>
 #include <stdio.h>

@@ -6,6 +6,7 @@
 suite=${SUITES:-}/xfstests
 [ -e "$suite/ltp/fsstress.c" ] || skip "no checkout of xfstests in '${SUITES:-}'"
 requires_fuse
+alone "$@"
 requires make libtoolize
 rounds=${FSSTRESS_ROUNDS:-10}
 [ "${MOMENT_SUITES:-}" != long ] || rounds=${FSSTRESS_ROUNDS:-50}

@@ -6,6 +6,7 @@
 suite=${SUITES:-}/xfstests
 [ -e "$suite/ltp/fsx.c" ] || skip "no checkout of xfstests in '${SUITES:-}'"
 requires_fuse
+alone "$@"
 requires make libtoolize
 ops=${FSX_OPS:-20000}
 [ "${MOMENT_SUITES:-}" != long ] || ops=${FSX_OPS:-200000}

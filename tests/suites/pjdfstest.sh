@@ -5,6 +5,7 @@
 suite=${SUITES:-}/pjdfstest
 [ -d "$suite/tests" ] || skip "no checkout of pjdfstest in '${SUITES:-}'"
 requires_fuse
+alone "$@"
 requires_root
 requires autoreconf gcc make openssl
 

@@ -10,12 +10,8 @@ requires_root
 requires make libtoolize mkfs.ext4 unshare bc attr setfacl
 
 # Everything is mounted in a namespace of the test's own, where /sbin/mount.fuse3 can be another.
-if [ "${1:-}" != inside ]; then
-	unshare -m true 2>/dev/null || skip "no mount namespace can be made here"
-	rc=0
-	private_mounts "$BASH" "$0" inside "$@" || rc=$?
-	exit $rc
-fi
+alone "$@"
+[ "${1:-}" = inside ] || skip "no mount namespace can be made here"
 shift
 
 without=$abs_srcdir/tests/suites/xfstests.without
@@ -99,8 +95,10 @@ cat "$tmp/out"
 for t in $(sed -n 's/^Failures://p' "$tmp/out"); do
 	diff -u "$tmp/suite/tests/$t.out" "$tmp/suite/results/$t.out.bad" | head -n 30 || true
 done
-printf '\nleft out:\n'
-grep '^generic' "$without" || true
+sed -n 's/^generic/left out: &/p' "$without"
+# What the suite itself found not to apply, and how many tests each reason took.
+sed -n "/\[not run\]/{s#.*\[not run\] *##; s#require $tmp[^ ]* to be#needs a#; s#$tmp/suite/##; s#$tmp/##; p}" "$tmp/out" |
+	sort | uniq -c | sort -rn | sed -E 's/^ *([0-9]+) /left out: \1 of generic: /'
 passed=$(grep -cE '^generic/[0-9]+ .*[0-9]s *$' "$tmp/out" || true)
 printf 'xfstests: %d passed, %d not run for the reasons above\n' "$passed" "$(grep -c '\[not run\]' "$tmp/out" || true)"
 [ "$rc" = 0 ] || fail "xfstests: $(grep '^Failures:' "$tmp/out" || echo "check ended with $rc")"
