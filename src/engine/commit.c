@@ -150,16 +150,6 @@ bool commit_frees_pending(const struct cache *c)
 	return false;
 }
 
-bool commit_wanted(const struct cache *c)
-{
-	list_for_each(l, &c->changed)
-	{
-		if (!changed_file(l)->held)
-			return true;
-	}
-	return c->orphans.n > 0;
-}
-
 /* ---- end ---- */
 
 /*

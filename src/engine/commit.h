@@ -48,8 +48,6 @@ void commit_fini(struct cache *c);
 /* Starts a commit of what may be committed now, if there is anything and none runs. */
 void commit_start(struct cache *c);
 bool commit_running(const struct cache *c);
-bool commit_wanted(const struct cache *c); /* something has changed since the last freeze and could
-					      be committed */
 bool commit_frees_pending(const struct cache *c);
 
 /*
