@@ -991,9 +991,14 @@ class World:
             p.groups, p.ref, p.weights = self.split(weights), None, []
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                while self.maybe_traced(lambda: setattr(p, "ours", self.make(p, "partial")), "open"):
-                    p.ours = None
-                    gc.collect()
+                # An optimizer of which only the making was interrupted leaves its names in a session that others
+                # share, until the last of them closes: so only the first is interrupted.
+                if p is not pairs[0]:
+                    p.ours = self.make(p, "partial")
+                else:
+                    while self.maybe_traced(lambda: setattr(p, "ours", self.make(p, "partial")), "open"):
+                        p.ours = None
+                        gc.collect()
             self.opened(p)
         self.agree("made anew")
 

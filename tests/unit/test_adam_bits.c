@@ -93,6 +93,9 @@ static void compare_levels(const struct moment_optim *o, const struct types *typ
 	struct param start, ref, p;
 	char what[200];
 
+	/* There it depends on fp16 subnormals what the master is, and not only what the weights are. */
+	if (!fp16_subnormals && types->p == MOMENT_F16 && types->master && o->flags & MOMENT_TAKE_P)
+		return;
 	param_init(&start, numel, types->p, types->g, types->master, seed);
 	param_fill(&start, values, fp16_subnormals, seed);
 	param_copy(&ref, &start, seed);
